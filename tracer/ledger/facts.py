@@ -1,0 +1,261 @@
+"""What the ledger knows after reading one instance's journal: plain, immutable facts with their events.
+
+All times are nanoseconds of the instance's monotonic clock; positions are token offsets in a prompt,
+half-open. ``seq`` numbers are those of the journal, so every fact can be looked up there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from kvwitness.patches.schema.events import PathNode, Run
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """One event: its number, its time, its kind."""
+
+    seq: int
+    t_ns: int
+    kind: str
+
+
+class Backup(msgspec.Struct, frozen=True):
+    """A device-to-host copy of one node, from queue to acknowledgement."""
+
+    id: int
+    """Sequence number of the event that queued it; unique within the instance."""
+    epoch: int
+    rid: str | None
+    """The request whose insert or allocation caused it."""
+    owner: str | None
+    """The request whose token prefix the copied positions belong to (None: not known)."""
+    node: int
+    start: int
+    end: int
+    tokens: int
+    write_back: bool
+    slots: tuple[Run, ...]
+    queued: Moment
+    started: Moment | None
+    acked: Moment | None
+    transfer: int | None
+    duration_ns: int | None
+
+
+class Victim(msgspec.Struct, frozen=True):
+    """One node that an L1 eviction took. ``how`` is a number of :class:`~kvwitness.patches.schema.events.Eviction`."""
+
+    moment: Moment
+    node: int
+    owner: str | None
+    start: int
+    end: int
+    how: int
+    tokens: int
+
+
+class EvictionCall(msgspec.Struct, frozen=True):
+    """One L1 eviction: who needed room, how much, and what was taken, in order."""
+
+    call: int
+    epoch: int
+    cause: int
+    rids: tuple[str, ...]
+    """The requests whose allocation it served (several when a whole batch allocated)."""
+    asked: int
+    freed: int | None
+    begin: Moment
+    end: Moment | None
+    victims: tuple[Victim, ...]
+
+
+class HostEviction(msgspec.Struct, frozen=True):
+    """One L2 eviction, with the slots that it gave up."""
+
+    call: int
+    epoch: int
+    cause: int
+    rid: str | None
+    asked: int
+    freed: int
+    slots: tuple[Run, ...]
+    end: Moment
+
+
+class Residency(msgspec.Struct, frozen=True):
+    """An interval in which a tier held a usable copy of ``[start, end)`` of ``owner``'s prefix."""
+
+    tier: str
+    """"L1" or "L2"."""
+    epoch: int
+    owner: str | None
+    node: int
+    start: int
+    end: int
+    since: Moment
+    """What made it usable: the insert, the completed load, or the acknowledged backup / prefetch."""
+    until: Moment | None
+    """What ended it (None: still there when the journal ends)."""
+    backup: int | None = None
+    """L2: the :class:`Backup` whose copy this is."""
+    slots: tuple[Run, ...] = ()
+
+
+class Load(msgspec.Struct, frozen=True):
+    """A host-to-device copy queued for one request, from decision to completion."""
+
+    id: int
+    """Sequence number of the event that queued it."""
+    epoch: int
+    rid: str | None
+    node: int
+    start: int
+    end: int
+    tokens: int
+    slots: tuple[Run, ...]
+    queued: Moment
+    started: Moment | None
+    done: Moment | None
+    transfer: int | None
+    transfer_tokens: int | None
+    transfer_bytes: int | None
+    duration_ns: int | None
+    backups: tuple[int, ...]
+    """The :class:`Backup` ids whose slots were read (empty when a slot has another or no known origin)."""
+    evictions: tuple[int, ...]
+    """The ``seq`` of the :class:`Victim` events that took these positions from L1 before."""
+
+
+class Prefetch(msgspec.Struct, frozen=True):
+    """A prefetch from storage (L3) into L2."""
+
+    rid: str | None
+    epoch: int
+    start: int
+    completed: int
+    existing: int
+    loaded: int
+    deadline: bool
+    slots: tuple[Run, ...]
+    asked: Moment | None
+    done: Moment
+
+
+class MatchFact(msgspec.Struct, frozen=True):
+    """The cache's answer that an admission was built on."""
+
+    moment: Moment
+    device: int
+    host: int
+    key_tokens: int
+    best_node: int
+    path: tuple[PathNode, ...]
+    swa_host: int
+    mamba_host: int
+
+
+class DecisionFact(msgspec.Struct, frozen=True):
+    """The load-back decision of an admission."""
+
+    moment: Moment
+    node: int
+    promised: int
+    loaded: int
+    wanted: int
+    reason: int
+
+
+class ChunkFact(msgspec.Struct, frozen=True):
+    """One prefill forward pass of a request."""
+
+    moment: Moment
+    batch: int
+    start: int
+    end: int
+    last: bool
+    done: Moment | None
+    output_tokens: int | None
+
+
+class RequestFacts(msgspec.Struct, frozen=True):
+    """One request (one attempt of it) on one instance."""
+
+    rid: str
+    attempt: int
+    epoch: int
+    prompt_tokens: int
+    queued: Moment
+    match: MatchFact | None
+    decision: DecisionFact | None
+    admitted: Moment | None
+    chunks: tuple[ChunkFact, ...]
+    loads: tuple[int, ...]
+    """Ids of the :class:`Load` facts queued on its behalf."""
+    released: Moment | None
+    state: int | None
+    """A number of :class:`~kvwitness.patches.schema.events.ReleaseState`; None: never released."""
+    output_tokens: int | None
+    cached_total: int | None
+    cached_device: int | None
+    cached_host: int | None
+    cached_storage: int | None
+    traceparent: str | None = None
+    """W3C trace context that the client sent, when the HTTP process recorded it."""
+
+    @property
+    def first_token(self) -> Moment | None:
+        """When the first output token's batch result was processed."""
+        for chunk in self.chunks:
+            if chunk.output_tokens:
+                return chunk.done
+        return None
+
+
+class EpochFact(msgspec.Struct, frozen=True):
+    """The time between two resets of the instance's cache."""
+
+    index: int
+    begin: Moment
+
+
+class HookState(msgspec.Struct, frozen=True):
+    """One hook as the installer left it in this process."""
+
+    name: str
+    target: str
+    status: str
+    links: tuple[str, ...]
+    detail: str = ""
+
+
+class InstanceFacts(msgspec.Struct, frozen=True):
+    """Everything the ledger derived from one scheduler process's journal."""
+
+    instance: str
+    role: str
+    pid: int
+    monotonic_ns: int
+    wall_ns: int
+    facts: dict[str, Any]
+    """The instance facts as recorded: ranks, tree class, pool sizes, page size, policies."""
+    hooks: tuple[HookState, ...]
+    hook_failures: dict[str, int]
+    requests: tuple[RequestFacts, ...]
+    backups: tuple[Backup, ...]
+    evictions: tuple[EvictionCall, ...]
+    host_evictions: tuple[HostEviction, ...]
+    loads: tuple[Load, ...]
+    prefetches: tuple[Prefetch, ...]
+    residencies: tuple[Residency, ...]
+    epochs: tuple[EpochFact, ...]
+    gaps: tuple[tuple[int, int, str], ...]
+    anomalies: tuple[str, ...]
+    closed: bool
+    first_seq: int
+    last_seq: int
+
+    def wall_time_ns(self, t_ns: int) -> int:
+        """Wall-clock time (ns since the epoch) of a monotonic reading of this instance."""
+        return self.wall_ns + (t_ns - self.monotonic_ns)
