@@ -1,0 +1,33 @@
+"""From journals to verdicts in one step: the only entry that the outputs (bundle, table, spans) use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from kvwitness.collectors.journal import Journal
+from kvwitness.tracer.ledger.facts import InstanceFacts
+from kvwitness.tracer.model import RequestVerdict, ServerReport
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """All instances of a run, and one verdict per request (combined over the ranks that served it)."""
+
+    instances: tuple[InstanceFacts, ...]
+    verdicts: tuple[RequestVerdict, ...]
+
+    def verdict(self, rid: str) -> RequestVerdict | None:
+        """The verdict about request ``rid`` (the last one when a client used the id twice)."""
+        for verdict in reversed(self.verdicts):
+            if verdict.rid == rid:
+                return verdict
+        return None
+
+
+def judge(journals: Sequence[Journal], reports: Mapping[str, ServerReport] | None = None) -> Judgement:
+    """Judge every request in ``journals``. ``reports`` are the server's own answers, by request id.
+
+    Pure: the same journals and reports give the same judgement, anywhere.
+    """
+    raise NotImplementedError

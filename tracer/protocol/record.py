@@ -1,0 +1,38 @@
+"""What a protocol run records of its own requests: one line of ``requests.jsonl`` each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class RequestRecord(msgspec.Struct, frozen=True):
+    """One request that the runner sent, and what the client saw of it.
+
+    Prompts are the runner's own (synthetic or given by the user), so they may be kept. Times are the
+    client's: ``sent_ns`` on the wall clock, durations in seconds.
+    """
+
+    rid: str
+    series: str
+    """``warmup``, ``A``, ``B``, ``evict`` or ``C``."""
+    order: int
+    prompt_tokens: int
+    prompt_sha256: str
+    """Of the token ids as little-endian int64: equal prompts have equal hashes."""
+    sent_ns: int
+    ttft_s: float | None
+    total_s: float
+    status: int
+    error: str | None
+    traceparent: str | None
+    """The W3C trace context that was sent along."""
+    output_ids: tuple[int, ...] = ()
+    text: str = ""
+    finish_reason: str | None = None
+    cached_tokens: int | None = None
+    cached_tokens_details: dict[str, Any] | None = None
+    """As the server answered it (``device``, ``host``, ``storage``...)."""
+    prompt_ids: tuple[int, ...] = ()
+    """Kept only for series A, B and C, and only when asked."""
