@@ -1,0 +1,251 @@
+"""Faults that a stand can be asked for, so that a tracer can be shown to notice them.
+
+KVWITNESS_STAND_FAULT is a comma-separated list of:
+
+    copy-skip[:h2d|:d2h]      report the copy as done and write nothing
+    copy-zero[:h2d|:d2h]      write zeros
+    copy-corrupt:h2d          write every byte with its top bit flipped
+    copy-delay:MS[:h2d|:d2h]  sleep MS milliseconds before each transfer call
+                              (host to device: one call a layer; device to host: one call a backup)
+    load-back-too-short       the radix cache refuses every load-back as too short (0.5.23)
+    load-back-no-memory       the cache controller finds no device slots for a load-back (0.5.23)
+
+`h2d` is a load from host to device, `d2h` a backup from device to host; without either, both. Importing
+this module imports neither torch nor SGLang, so that the tool side can check a list before it starts a
+server.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FAULT_VARIABLE = "KVWITNESS_STAND_FAULT"
+MAX_DELAY_MS = 60_000.0
+
+Direction = Literal["h2d", "d2h"]
+_DIRECTIONS: tuple[Direction, ...] = ("h2d", "d2h")
+COPY_KINDS = ("copy-skip", "copy-zero", "copy-corrupt", "copy-delay")
+LOAD_BACK_KINDS = ("load-back-too-short", "load-back-no-memory")
+# Longer than any prompt, so that SGLang's own "too short to load" path refuses every load-back.
+_NEVER_LONG_ENOUGH = sys.maxsize
+
+
+class UnknownFaultError(ValueError):
+    """A fault that the stand does not know, or one that is written wrongly."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault. `direction` is None for both, `delay_ms` is 0 but for copy-delay."""
+
+    kind: str
+    direction: Direction | None = None
+    delay_ms: float = 0.0
+
+    def acts_on(self, direction: Direction | None) -> bool:
+        """Whether a copy in `direction` (None: not known) is faulty. One of unknown direction is hit only
+        by faults that ask for both."""
+        return self.direction is None or self.direction == direction
+
+
+def parse_faults(text: str) -> tuple[Fault, ...]:
+    """Parse a list as KVWITNESS_STAND_FAULT has it; an empty text is no fault.
+
+    Raises UnknownFaultError for anything but the forms above, a repeated kind and direction included.
+    """
+    if not text.strip():
+        return ()
+    faults: list[Fault] = []
+    for item in text.split(","):
+        fault = _parse_one(item.strip())
+        if any(other.kind == fault.kind and other.direction == fault.direction for other in faults):
+            raise UnknownFaultError(f"{FAULT_VARIABLE}: {item.strip()!r} is asked for twice")
+        faults.append(fault)
+    return tuple(faults)
+
+
+def _parse_one(item: str) -> Fault:
+    kind, *rest = item.split(":")
+    if kind in LOAD_BACK_KINDS:
+        if rest:
+            raise UnknownFaultError(f"{FAULT_VARIABLE}: {kind} takes nothing after it, got {item!r}")
+        return Fault(kind)
+    if kind not in COPY_KINDS:
+        known = ", ".join((*COPY_KINDS, *LOAD_BACK_KINDS))
+        raise UnknownFaultError(f"{FAULT_VARIABLE}: unknown fault {item!r} (known: {known})")
+    delay_ms = 0.0
+    if kind == "copy-delay":
+        if not rest:
+            raise UnknownFaultError(f"{FAULT_VARIABLE}: copy-delay needs milliseconds, as copy-delay:20")
+        delay_ms = _parse_delay(rest.pop(0), item)
+    direction = _parse_direction(rest, item)
+    if kind == "copy-corrupt" and direction != "h2d":
+        raise UnknownFaultError(f"{FAULT_VARIABLE}: only copy-corrupt:h2d exists, got {item!r}")
+    return Fault(kind, direction, delay_ms)
+
+
+def _parse_delay(text: str, item: str) -> float:
+    try:
+        delay_ms = float(text)
+    except ValueError:
+        delay_ms = math.nan
+    if not 0 < delay_ms <= MAX_DELAY_MS:
+        raise UnknownFaultError(
+            f"{FAULT_VARIABLE}: the delay in {item!r} is not a number of milliseconds "
+            f"above 0 and up to {MAX_DELAY_MS:.0f}"
+        )
+    return delay_ms
+
+
+def _parse_direction(rest: list[str], item: str) -> Direction | None:
+    if not rest:
+        return None
+    for direction in _DIRECTIONS:
+        if rest == [direction]:
+            return direction
+    raise UnknownFaultError(f"{FAULT_VARIABLE}: expected h2d or d2h at the end of {item!r}")
+
+
+def requested() -> tuple[Fault, ...]:
+    """The faults that this process's environment asks for. Raises UnknownFaultError."""
+    return parse_faults(os.environ.get(FAULT_VARIABLE, ""))
+
+
+_installed = False
+
+
+def install_faults() -> None:
+    """Put the faults that the environment asks for in place (0.5.23). Idempotent.
+
+    To be called after the stand's shims and before anything else wraps the same methods.
+    """
+    global _installed
+    if _installed:
+        return
+    faults = requested()
+    copy_faults = tuple(fault for fault in faults if fault.kind in COPY_KINDS)
+    if copy_faults:
+        _install_copy_faults(copy_faults)
+    kinds = {fault.kind for fault in faults}
+    if "load-back-too-short" in kinds:
+        _refuse_short_load_backs()
+    if "load-back-no-memory" in kinds:
+        _refuse_device_slots()
+    _installed = True
+
+
+# --- copies ---------------------------------------------------------------------------------------------
+
+
+class _CurrentCopy(threading.local):
+    direction: Direction | None = None
+
+
+_current = _CurrentCopy()
+
+
+def _install_copy_faults(faults: tuple[Fault, ...]) -> None:
+    from kvwitness.patches.stand import copies, shims
+
+    copies.set_hooks(
+        copies.CopyHooks(before=functools.partial(_delay, faults), payload=functools.partial(_spoil, faults))
+    )
+    for module in shims.host_pool_modules():
+        for cls in shims.own_classes(module):
+            _mark_direction(cls, "load_to_device_per_layer", "h2d")
+            _mark_direction(cls, "backup_from_device_all_layer", "d2h")
+
+
+def _mark_direction(cls: type, method_name: str, direction: Direction) -> None:
+    """Record, around `cls`'s own method, which way it copies: the transfer functions cannot tell, since
+    both sides are CPU tensors and `transfer_kv_direct`, for one, serves both."""
+    method = vars(cls).get(method_name)
+    if not inspect.isfunction(method) or getattr(method, "__isabstractmethod__", False):
+        return
+
+    @functools.wraps(method)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        outer = _current.direction
+        _current.direction = direction
+        try:
+            return method(*args, **kwargs)
+        finally:
+            _current.direction = outer
+
+    setattr(cls, method_name, marked)
+
+
+def _acting(faults: Iterable[Fault]) -> list[Fault]:
+    return [fault for fault in faults if fault.acts_on(_current.direction)]
+
+
+def _delay(faults: tuple[Fault, ...]) -> None:
+    total_ms = sum(fault.delay_ms for fault in _acting(faults))
+    if total_ms:
+        time.sleep(total_ms / 1e3)
+
+
+def _spoil(faults: tuple[Fault, ...], payload: Tensor) -> Tensor | None:
+    import torch
+
+    for fault in _acting(faults):
+        if fault.kind == "copy-skip":
+            return None
+        if fault.kind == "copy-zero":
+            payload = torch.zeros_like(payload)
+        elif fault.kind == "copy-corrupt":
+            # The top bit of each byte: for floats this flips signs and exponents by little, so that the
+            # values are wrong but finite, and the model still runs on them.
+            payload = (payload.contiguous().view(torch.uint8) ^ 0x80).view(payload.dtype)
+    return payload
+
+
+# --- load-back ------------------------------------------------------------------------------------------
+
+
+def _wrap(cls: type, method_name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    method = vars(cls)[method_name]
+    setattr(cls, method_name, functools.wraps(method)(make(method)))
+
+
+def _refuse_short_load_backs() -> None:
+    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+    def make(init_hicache: Callable[..., Any]) -> Callable[..., Any]:
+        def with_threshold(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = init_hicache(self, *args, **kwargs)
+            if not hasattr(self, "load_back_threshold"):
+                raise RuntimeError("this SGLang has no load_back_threshold: load-back-too-short cannot act")
+            self.load_back_threshold = _NEVER_LONG_ENOUGH
+            return result
+
+        return with_threshold
+
+    _wrap(UnifiedRadixCache, "init_hicache", make)
+
+
+def _refuse_device_slots() -> None:
+    from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
+
+    def make(load: Callable[..., Any]) -> Callable[..., Any]:
+        def without_slots(self: Any, host_indices: Any, *args: Any, **kwargs: Any) -> Any:
+            # SGLang allocates slots itself only in this case; with slots given, or none needed, it cannot
+            # fail for want of them.
+            allocates = host_indices.numel() > 0 and kwargs.get("device_indices") is None
+            return None if allocates else load(self, host_indices, *args, **kwargs)
+
+        return without_slots
+
+    _wrap(HybridCacheController, "load", make)
