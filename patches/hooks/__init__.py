@@ -1,0 +1,18 @@
+"""The hooks, by the part of SGLang that they observe."""
+
+from __future__ import annotations
+
+from kvwitness.patches.contract import Hook
+from kvwitness.patches.hooks import controller, host_pool, http, scheduler, storage, unified_tree
+
+
+def all_hooks() -> list[Hook]:
+    """Every hook, in the order in which they are installed."""
+    return [
+        *scheduler.HOOKS,
+        *unified_tree.HOOKS,
+        *controller.HOOKS,
+        *host_pool.HOOKS,
+        *storage.HOOKS,
+        *http.HOOKS,
+    ]

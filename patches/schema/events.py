@@ -538,32 +538,38 @@ class LoadDone(Event):
     nodes: tuple[int, ...]
 
 
-@_event(66, "BI", Tail.read_runs)
+@_event(66, "BIq", Tail.read_runs)
 @dataclass(frozen=True, slots=True)
 class HostAlloc(Event):
-    """Host slots were taken from pool ``pool`` (see the instance facts), by ``req`` if known."""
+    """Host slots were taken from pool ``pool`` (see the instance facts), by ``req`` if known.
+
+    ``available`` free slots are left, by the pool's own count: a missed event shows as a jump in it.
+    """
 
     pool: int
     req: int
+    available: int
     slots: tuple[Run, ...]
 
 
-@_event(67, "BI", Tail.read_runs)
+@_event(67, "BIq", Tail.read_runs)
 @dataclass(frozen=True, slots=True)
 class HostFree(Event):
     """Host slots of pool ``pool`` were given back: what they held is no longer in L2."""
 
     pool: int
     req: int
+    available: int
     slots: tuple[Run, ...]
 
 
-@_event(68, "B")
+@_event(68, "Bq")
 @dataclass(frozen=True, slots=True)
 class HostClear(Event):
-    """Host pool ``pool`` was emptied."""
+    """Host pool ``pool`` was emptied; ``available`` slots are free now."""
 
     pool: int
+    available: int
 
 
 @_event(69, "QBqqI")

@@ -1,0 +1,71 @@
+"""What the environment asks of the recorder.
+
+``KVWITNESS_DIR``
+    Folder for the journals; unset: nothing is patched.
+``KVWITNESS_QUOTA_MB``
+    Size of one process's journal, allocated when it opens (default 256).
+``KVWITNESS_FAULT``
+    For tests of kvwitness itself, comma-separated: ``raise`` (every hook raises), ``drop:EVENT`` (events of
+    this name are not recorded, as if the hook were dead), ``start-after-requests:N`` (record nothing
+    before the N-th request was queued).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class ConfigError(ValueError):
+    """An environment variable is not understood; the message is one line that says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Defects of the recorder itself, asked for by a test."""
+
+    raise_in_hooks: bool = False
+    dropped_events: frozenset[str] = frozenset()
+    start_after_requests: int = 0
+
+    @property
+    def any(self) -> bool:
+        return self != Faults()
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The recorder's settings, read once per process."""
+
+    directory: Path
+    quota_bytes: int
+    faults: Faults
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Config:
+        """Read the variables above. Raises :class:`ConfigError`."""
+        quota = environ.get("KVWITNESS_QUOTA_MB", "256")
+        if not quota.isdigit() or int(quota) < 2:
+            raise ConfigError(f"KVWITNESS_QUOTA_MB={quota!r}: give a whole number of MiB, 2 or more")
+        return cls(
+            directory=Path(environ["KVWITNESS_DIR"]),
+            quota_bytes=int(quota) << 20,
+            faults=_parse_faults(environ.get("KVWITNESS_FAULT", "")),
+        )
+
+
+def _parse_faults(text: str) -> Faults:
+    raise_in_hooks, dropped, after = False, set[str](), 0
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = item.partition(":")
+        if name == "raise" and not value:
+            raise_in_hooks = True
+        elif name == "drop" and value:
+            dropped.add(value)
+        elif name == "start-after-requests" and value.isdigit():
+            after = int(value)
+        else:
+            raise ConfigError(f"KVWITNESS_FAULT={item!r}: known are raise, drop:EVENT, start-after-requests:N")
+    return Faults(raise_in_hooks, frozenset(dropped), after)

@@ -1,0 +1,168 @@
+"""Hooks: what they target, what they must find there, which links of the chain rest on them.
+
+A hook is installed only when its target exists and its signature begins with the parameters that the hook
+knows (more parameters after them must be optional). Otherwise it is not installed and says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kvwitness.patches.witness import Witness
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+MARK: Final = "__kvwitness_hook__"
+"""Attribute of a wrapper that names its hook; its ``__wrapped__`` is the original."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """One observed function. The observers run around the original, which always runs unchanged.
+
+    ``enter`` runs before and returns a token; ``seen`` runs after a normal return with that token and the
+    result; ``leave`` runs in any case, to undo what ``enter`` set. Each may be absent.
+    """
+
+    name: str
+    module: str
+    owner: str
+    """Class that defines the attribute; "" for a module-level function."""
+    attribute: str
+    parameters: tuple[str, ...]
+    """Leading parameter names that the hook relies on, ``self`` included."""
+    links: tuple[str, ...]
+    """Links of the chain of evidence that rest on it."""
+    enter: Callable[[Witness, Args, Kwargs], Any] | None = None
+    seen: Callable[[Witness, Any, Any, Args, Kwargs], None] | None = None
+    leave: Callable[[Witness, Any], None] | None = None
+    always: bool = False
+    """Observers run even while nothing is recorded (context, opening the journal)."""
+
+    @property
+    def target(self) -> str:
+        return ".".join(filter(None, (self.module, self.owner, self.attribute)))
+
+
+@dataclass(slots=True)
+class Installed:
+    """State of one hook in this process."""
+
+    hook: Hook
+    status: str = "pending"
+    """``installed``, ``pending`` (module not imported), ``missing`` or ``unknown_signature``."""
+    detail: str = ""
+    original: Any = field(default=None, repr=False)
+
+    def as_facts(self) -> dict[str, Any]:
+        """For the journal's coverage facts."""
+        return {
+            "name": self.hook.name,
+            "target": self.hook.target,
+            "status": self.status,
+            "links": list(self.hook.links),
+            "detail": self.detail,
+        }
+
+
+def argument(args: Args, kwargs: Kwargs, index: int, name: str, default: Any = None) -> Any:
+    """Argument ``index``/``name`` of a call, however the caller passed it."""
+    return args[index] if len(args) > index else kwargs.get(name, default)
+
+
+def mismatch(function: Any, parameters: tuple[str, ...]) -> str | None:
+    """Why ``function`` does not have the signature that a hook knows; None when it does."""
+    try:
+        found = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:
+        return f"its signature cannot be read: {error}"
+    named = [p for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    names = tuple(p.name for p in named)
+    if names[: len(parameters)] != parameters:
+        return f"parameters are ({', '.join(names)}), known are ({', '.join(parameters)})"
+    unknown = [p.name for p in named[len(parameters) :] if p.default is p.empty]
+    if unknown:
+        return f"new required parameters: {', '.join(unknown)}"
+    return None
+
+
+_NOT_ENTERED: Final = object()
+
+
+def wrap(original: Callable[..., Any], hook: Hook, witness: Witness) -> Callable[..., Any]:
+    """``original`` with the hook's observers around it. The wrapper never raises on its own account.
+
+    A plain closure: about 0.4 microseconds on top of the original and the observers.
+    """
+    name = hook.name
+    enter, seen, leave = hook.enter, hook.seen, hook.leave
+    if witness.config.faults.raise_in_hooks:
+        enter, seen, leave = (_raising(observer, hook.always) for observer in (enter, seen, leave))
+    always = hook.always
+
+    if enter is None and leave is None:
+        assert seen is not None, f"hook {name} observes nothing"
+        observe = seen
+
+        @functools.wraps(original)
+        def after(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if always or witness.recording:
+                try:
+                    observe(witness, None, result, args, kwargs)
+                except Exception as error:
+                    witness.failed(name, error)
+            return result
+
+        wrapper = after
+    else:
+
+        @functools.wraps(original)
+        def around(*args: Any, **kwargs: Any) -> Any:
+            if not (always or witness.recording):
+                return original(*args, **kwargs)
+            token: Any = None
+            if enter is not None:
+                try:
+                    token = enter(witness, args, kwargs)
+                except Exception as error:
+                    token = _NOT_ENTERED
+                    witness.failed(name, error)
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                if leave is not None and token is not _NOT_ENTERED:
+                    try:
+                        leave(witness, token)
+                    except Exception as error:
+                        witness.failed(name, error)
+            if seen is not None and token is not _NOT_ENTERED:
+                try:
+                    seen(witness, token, result, args, kwargs)
+                except Exception as error:
+                    witness.failed(name, error)
+            return result
+
+        wrapper = around
+
+    setattr(wrapper, MARK, name)
+    return wrapper
+
+
+def _raising(observer: Callable[..., Any] | None, run_first: bool) -> Callable[..., Any] | None:
+    """An observer that raises (KVWITNESS_FAULT=raise); ``run_first`` where it opens the journal that counts."""
+    if observer is None:
+        return None
+    run = observer
+
+    def raise_instead(*args: Any) -> Any:
+        if run_first:
+            run(*args)
+        raise RuntimeError("raised on purpose (KVWITNESS_FAULT=raise)")
+
+    return raise_instead

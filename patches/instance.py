@@ -1,0 +1,113 @@
+"""Facts about this process that verdicts need: pools, sizes, policies, ranks. Read once, while starting."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from typing import Any
+
+from kvwitness.patches.contract import MARK
+from kvwitness.patches.witness import Witness
+
+# Server arguments that decide what HiCache does. Nothing else is recorded: arguments can hold secrets.
+_ARGUMENTS = (
+    "model_path",
+    "served_model_name",
+    "page_size",
+    "tp_size",
+    "pp_size",
+    "dp_size",
+    "max_total_tokens",
+    "chunked_prefill_size",
+    "schedule_policy",
+    "enable_hierarchical_cache",
+    "hicache_ratio",
+    "hicache_size",
+    "hicache_write_policy",
+    "hicache_io_backend",
+    "hicache_mem_layout",
+    "hicache_storage_backend",
+    "hicache_storage_prefetch_policy",
+    "hicache_host_memory_mode",
+    "disable_radix_cache",
+    "disable_overlap_schedule",
+    "enable_metrics",
+    "enable_cache_report",
+    "enable_trace",
+    "kv_cache_dtype",
+    "attention_backend",
+    "device",
+    "random_seed",
+)
+
+
+def sglang_version() -> str:
+    """Version of the installed SGLang; "unknown" when it carries no metadata."""
+    try:
+        return importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def describe_process(role: str, server_args: Any) -> dict[str, Any]:
+    """Role, SGLang version and the arguments that matter."""
+    return {
+        "role": role,
+        "sglang": sglang_version(),
+        "arguments": {name: getattr(server_args, name) for name in _ARGUMENTS if hasattr(server_args, name)},
+    }
+
+
+def find_pools(tree: Any) -> dict[int, int]:
+    """Number the host pools by identity; 0 is the anchor pool, whose slots are the identity of full KV."""
+    group = tree.host_pool_group
+    anchor = group.anchor_entry.host_pool
+    pools = {id(anchor): 0}
+    for entry in group.entries:
+        pools.setdefault(id(entry.host_pool), len(pools))
+    return pools
+
+
+def describe_instance(w: Witness) -> dict[str, Any]:
+    """What the ledger needs to know about the instance. Missing attributes become None, never an error."""
+    tree, controller = w.tree, w.controller
+    group = tree.host_pool_group
+    anchor = group.anchor_entry.host_pool
+    return {
+        "ranks": _ranks(tree),
+        "tree_class": type(tree).__name__,
+        "tree_core": type(getattr(tree, "tree_core", None)).__name__,
+        "components": [str(component) for component in tree.tree_components],
+        "page_size": w.page_size,
+        "device_tokens": getattr(tree.token_to_kv_pool_allocator, "size", None),
+        "host_tokens": getattr(anchor, "size", None),
+        "bytes_per_token": getattr(anchor, "size_per_token", None),
+        "layers": getattr(anchor, "layer_num", None),
+        "layout": getattr(anchor, "layout", None),
+        "io_backend": getattr(controller, "io_backend", None),
+        "write_policy": getattr(controller, "write_policy", None),
+        "write_through_threshold": getattr(tree, "write_through_threshold", None),
+        "load_back_threshold": getattr(tree, "load_back_threshold", None),
+        "host_memory_mode": getattr(tree, "host_memory_mode", None),
+        "storage": bool(getattr(tree, "enable_storage", False)),
+        "pools": [
+            {
+                "pool": w.pools[id(entry.host_pool)],
+                "name": str(getattr(entry.name, "value", entry.name)),
+                "class": type(entry.host_pool).__name__,
+                # A pool that overrides alloc or free is not seen by our hooks on the base class.
+                "hooked": all(hasattr(getattr(type(entry.host_pool), name), MARK) for name in ("alloc", "free")),
+            }
+            for entry in group.entries
+        ],
+    }
+
+
+def _ranks(tree: Any) -> dict[str, Any]:
+    """This process's place among the ranks."""
+    context = sys.modules.get("sglang.srt.runtime_context")
+    parallel = context.get_parallel() if context is not None else None
+    names = ("tp_rank", "tp_size", "pp_rank", "pp_size", "dp_rank", "dp_size", "attn_tp_rank", "attn_tp_size")
+    ranks = {name: getattr(parallel, name, None) for name in names}
+    ranks.update({name: getattr(tree, name) for name in ("pp_rank", "pp_size") if hasattr(tree, name)})
+    return ranks

@@ -1,0 +1,244 @@
+"""The state of kvwitness inside one SGLang process: the journal and who is doing what right now.
+
+There is at most one :class:`Witness` per process. Its context fields (``current ...``) are only touched on
+the scheduler's own thread, which is also the only thread that walks the radix cache.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import logging
+import platform
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from kvwitness.patches.config import Config
+from kvwitness.patches.digests import Chain, grid_for, load_key
+from kvwitness.patches.recorder import JournalError, Recorder
+from kvwitness.patches.schema.events import Cause, Event, PrefixDigests, PrefixPoint, Tail
+
+logger = logging.getLogger("kvwitness")
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Stands in for ``emit`` while nothing is recorded."""
+
+
+class Allocation:
+    """Whose need for memory is being served: a cause and the requests, resolved only when an event needs them."""
+
+    __slots__ = ("cause", "reqs")
+
+    def __init__(self, cause: int, reqs: Iterable[Any]) -> None:
+        self.cause = cause
+        self.reqs = reqs
+
+
+class LoadAttempt:
+    """What happened inside one ``init_load_back`` call."""
+
+    __slots__ = ("load_called", "load_failed", "other_pools", "req", "spec_built", "wanted")
+
+    def __init__(self, req: Any) -> None:
+        self.req = req
+        self.wanted = 0
+        self.spec_built = False
+        self.other_pools = False
+        self.load_called = False
+        self.load_failed = False
+
+
+class Witness:
+    """Journal, context and tables of one process. Methods called from hooks may raise; the guard catches."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.recording = False
+        """Hooks look at this first; False until a journal is open."""
+        self.emit: Callable[..., None] = _ignore
+        self.recorder: Recorder | None = None
+        self.on_open: list[Callable[[], None]] = []
+        self._digest_key = b""
+        # --- what is being watched
+        self.tree: Any = None
+        self.controller: Any = None
+        self.page_size = 1
+        self.pools: dict[int, int] = {}
+        # --- what is going on (scheduler thread)
+        self.allocations: list[Allocation] = []
+        self.inserting: Any = None
+        self.match_purpose = 0
+        self.loading: LoadAttempt | None = None
+        self.evict_calls: list[int] = []
+        # --- tables
+        self.chains: dict[str, Chain] = {}
+        self.batches: dict[str, deque[int]] = {}
+        self.transfer_of_write: dict[int, tuple[int, Any]] = {}
+        self.transfer_of_load: dict[int, tuple[int, Any]] = {}
+        self.next_call = itertools.count(1).__next__
+        self.next_transfer = itertools.count(1).__next__
+        self.next_batch = itertools.count(1).__next__
+        self._queued = 0
+
+    # --- journal -------------------------------------------------------------------------------------
+
+    def open(self, role: str) -> None:
+        """Open the journal (I/O: called while the process starts, never while it serves). Fails open."""
+        if self.recorder is not None:
+            return
+        try:
+            info = {
+                "host": socket.gethostname(),
+                "python": platform.python_version(),
+                "command": Path(sys.argv[0]).name if sys.argv else "",
+            }
+            self.recorder = Recorder(self.config.directory, role=role, quota_bytes=self.config.quota_bytes, info=info)
+            self._digest_key = load_key(self.config.directory)
+        except (JournalError, OSError) as error:
+            logger.warning("kvwitness records nothing in this process: %s", error)
+            self.recorder = None
+            return
+        atexit.register(self.recorder.close)
+        if not self.config.faults.start_after_requests:
+            self.start()
+
+    def start(self) -> None:
+        """From now on events are recorded."""
+        if self.recorder is None or self.recording:
+            return
+        emit = self.recorder.emit
+        dropped = self.config.faults.dropped_events
+        if dropped:
+
+            def emit_without(event: type[Event], *values: int, tail: bytes = b"") -> None:
+                if event.__name__ not in dropped:
+                    self._emit_all(event, *values, tail=tail)
+
+            self._emit_all = emit
+            emit = emit_without
+        self.emit = emit
+        self.recording = True
+        for action in self.on_open:
+            action()
+
+    _emit_all: Callable[..., None] = staticmethod(_ignore)
+
+    def count_queued(self) -> bool:
+        """One more request was queued; True when it is the one that a late start waited for."""
+        self._queued += 1
+        return not self.recording and self._queued >= self.config.faults.start_after_requests > 0
+
+    def failed(self, hook: str, error: BaseException) -> None:
+        """A hook raised. Count it; never raise."""
+        try:
+            if self.recorder is not None:
+                self.recorder.hook_failed(hook, error)
+        except Exception:
+            logger.debug("kvwitness could not count a failure of %s", hook, exc_info=True)
+
+    def facts(self, kind: int, facts: dict[str, Any]) -> None:
+        """Record a JSON object, when recording."""
+        if self.recorder is not None and self.recording:
+            self.recorder.facts(kind, facts)
+
+    # --- requests ------------------------------------------------------------------------------------
+
+    def req_id(self, req: Any) -> int:
+        """The number of the request's id; 0 for None."""
+        if req is None or self.recorder is None:
+            return 0
+        return self.recorder.text(req.rid)
+
+    def text(self, value: str) -> int:
+        """The number of a text; 0 when nothing is recorded."""
+        return 0 if self.recorder is None else self.recorder.text(value)
+
+    def current_req(self) -> Any:
+        """The request on whose behalf the scheduler works right now, if that is known."""
+        if self.loading is not None:
+            return self.loading.req
+        return self.inserting
+
+    def allocation(self) -> tuple[int, list[int]]:
+        """Cause and request numbers of the allocation in progress."""
+        if self.allocations:
+            top = self.allocations[-1]
+            return top.cause, [self.req_id(req) for req in top.reqs]
+        if self.inserting is not None:
+            return Cause.BACKUP, [self.req_id(self.inserting)]
+        return Cause.UNKNOWN, []
+
+    def digest(self, req: Any, tokens: Any, points: Iterable[int] = ()) -> None:
+        """Record the prefix digests of ``tokens`` (the request's sequence so far) that are new."""
+        rid = req.rid
+        chain = self.chains.get(rid)
+        if chain is None:
+            namespace = (getattr(req, "extra_key", None), getattr(req, "cache_salt", None))
+            chain = self.chains[rid] = Chain(self._digest_key, grid_for(self.page_size), namespace)
+        number = self.req_id(req)
+        first, new = chain.extend(tokens)
+        if new:
+            self.emit(PrefixDigests, number, chain.grid, first, tail=b"".join(new))
+        for position in points:
+            digest = chain.point(tokens, position)
+            if digest is not None:
+                self.emit(PrefixPoint, number, position, tail=digest)
+
+    def forget(self, req: Any) -> None:
+        """The request is over: drop what was kept for it."""
+        rid = req.rid
+        self.chains.pop(rid, None)
+        self.batches.pop(rid, None)
+
+    # --- host slots ----------------------------------------------------------------------------------
+
+    def slot_runs(self, indices: Any) -> bytes:
+        """Host slot indices (a CPU tensor) as (start, length) runs; empty when they are not readable here.
+
+        Only page heads are read: within a page the slots of a host pool are consecutive.
+        """
+        count = len(indices)
+        if count == 0 or indices.device.type != "cpu":
+            return b""
+        page = self.page_size if count % self.page_size == 0 else 1
+        heads = indices[::page]
+        if len(heads) > 48:
+            # Find the breaks with tensor operations: a Python loop over 512 pages costs 40 microseconds.
+            breaks = ((heads[1:] - heads[:-1]) != page).nonzero().flatten().tolist()
+            starts = [0, *(i + 1 for i in breaks)]
+            lengths = [b - a for a, b in zip(starts, [*starts[1:], len(heads)], strict=True)]
+            flat: list[int] = []
+            for head, length in zip(heads[starts].tolist(), lengths, strict=True):
+                flat += (head, length * page)
+            return Tail.ints(flat)
+        flat = []
+        for head in heads.tolist():
+            if flat and flat[-2] + flat[-1] == head:
+                flat[-1] += page
+            else:
+                flat += (head, page)
+        return Tail.ints(flat)
+
+    def path_of(self, node: int) -> list[Any]:
+        """The tree's path to ``node`` (each with node_id, path_start, path_end, full_value_len); [] if gone."""
+        try:
+            return list(self.tree.tree_core.collect_path_info([node])[0])
+        except (KeyError, IndexError):
+            return []
+
+    def path_tail(self, node: int) -> bytes:
+        """:meth:`path_of` encoded for an event."""
+        flat: list[int] = []
+        for step in self.path_of(node):
+            flat += (step.node_id, step.path_start, step.path_end, int(step.full_value_len is not None))
+        return Tail.ints(flat)
+
+    def span_of(self, node: int) -> tuple[int, int]:
+        """Token positions ``[start, end)`` that ``node`` holds; (-1, -1) when the tree does not know it."""
+        path = self.path_of(node)
+        return (path[-1].path_start, path[-1].path_end) if path else (-1, -1)
