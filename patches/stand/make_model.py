@@ -1,8 +1,13 @@
 """Write a tiny random model and its tokenizer: `python -m kvwitness.patches.stand.make_model KIND FOLDER`.
 
 KIND is `qwen2` (dense, grouped-query attention) or `dsv2` (DeepSeek-V2-like: MLA, all layers dense). Both
-have 4 layers, 128 hidden units and 1,024 token ids, bfloat16, about 1 MB. The seed is fixed, so that the
-same tokens come out for the same prompt on any machine with the same torch.
+have 4 layers, 128 hidden units and 1,024 token ids, about 3 MB. The seed is fixed. They are made so that
+a prompt's tokens tell whether its cached prefix is right:
+
+- float32, because in bfloat16 the two best logits are often within one rounding step, and a prefix read
+  from the cache could give other tokens than a computed one with nothing wrong;
+- weights of a larger deviation than usual, because with the usual 0.02 the last tokens alone nearly
+  decide what follows, and prompts with different prefixes come out the same.
 
 Needs torch, safetensors and tokenizers, and no transformers: the folder loads in releases 4 and 5 of it
 (plain tokenizer class, rope_theta at the top level), which one written by either does not.
@@ -29,7 +34,7 @@ HIDDEN = 128
 INTERMEDIATE = 256
 HEADS = 4
 SEED = 0
-WEIGHT_DEVIATION = 0.02
+WEIGHT_DEVIATION = 0.08
 END_OF_TEXT = "<|endoftext|>"
 
 CHAT_TEMPLATE = (
@@ -53,7 +58,7 @@ COMMON: dict[str, Any] = {
     "max_position_embeddings": CONTEXT_TOKENS,
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
+    "torch_dtype": "float32",
     "use_cache": True,
     "attention_dropout": 0.0,
 }
@@ -165,7 +170,7 @@ def _weights(shapes: Shapes) -> dict[str, torch.Tensor]:
             values = torch.zeros(shape)
         else:
             values = torch.randn(shape, generator=generator) * WEIGHT_DEVIATION
-        weights[name] = values.to(torch.bfloat16)
+        weights[name] = values
     return weights
 
 
