@@ -49,7 +49,7 @@ class Journal(msgspec.Struct, frozen=True):
     events: tuple[Event, ...]
     gaps: tuple[Gap, ...]
     anomalies: tuple[str, ...]
-    """What is wrong with the file, in words: torn records, duplicates, disorder, unknown events."""
+    """What is wrong with the file, in words. Whatever was lost by it is in ``gaps`` or after the last event."""
     lost_quota: int
     lost_oversize: int
     closed: bool
@@ -97,9 +97,10 @@ def parse_journal(raw: bytes, name: str) -> Journal:
         info = {}
         anomalies.append("the process facts in the header are damaged")
     found: list[Event] = []
+    gaps: list[Gap] = []
     for chunk in range(header, len(raw), chunk_bytes):
-        found.extend(_read_chunk(raw, chunk, min(chunk + chunk_bytes, len(raw)), anomalies))
-    events, gaps = _in_order(found, anomalies)
+        found.extend(_read_chunk(raw, chunk, min(chunk + chunk_bytes, len(raw)), anomalies, gaps))
+    events = _in_order(found, gaps)
     if lost_quota:
         last = events[-1].seq if events else 0
         gaps.append(Gap(last + 1, last + lost_quota, f"{lost_quota} events lost to the journal's quota"))
@@ -122,7 +123,7 @@ def parse_journal(raw: bytes, name: str) -> Journal:
     )
 
 
-def _read_chunk(raw: bytes, start: int, end: int, anomalies: list[str]) -> Iterator[Event]:
+def _read_chunk(raw: bytes, start: int, end: int, anomalies: list[str], gaps: list[Gap]) -> Iterator[Event]:
     if start + fmt.CHUNK_HEADER.size > end:
         anomalies.append(f"the file is cut off inside a chunk header at byte {start}")
         return
@@ -133,7 +134,7 @@ def _read_chunk(raw: bytes, start: int, end: int, anomalies: list[str]) -> Itera
         anomalies.append(f"chunk at byte {start} has a damaged header")
         return
     at = start + fmt.CHUNK_HEADER.size
-    last_seq = 0
+    last_seq = last_time = 0
     while at + fmt.HEAD_BYTES <= end:
         commit, crc = fmt.COMMIT.unpack_from(raw, at)
         if commit == 0:
@@ -148,9 +149,12 @@ def _read_chunk(raw: bytes, start: int, end: int, anomalies: list[str]) -> Itera
             return
         event = _decode_record(body, at, anomalies)
         if event is not None:
+            # One thread writes a chunk from front to back: number and clock can only grow.
             if event.seq <= last_seq:
-                anomalies.append(f"event {event.seq} stands after event {last_seq}")
-            last_seq = max(last_seq, event.seq)
+                gaps.append(Gap(event.seq, last_seq, "events out of order"))
+            elif event.t_ns < last_time:
+                gaps.append(Gap(last_seq, event.seq, "the clock runs backwards"))
+            last_seq, last_time = max(last_seq, event.seq), max(last_time, event.t_ns)
             yield event
         at += size
     if at < end:
@@ -178,18 +182,17 @@ def _decode_record(body: bytes, at: int, anomalies: list[str]) -> Event | None:
         return None
 
 
-def _in_order(found: list[Event], anomalies: list[str]) -> tuple[list[Event], list[Gap]]:
-    """Sort by sequence number, drop exact repeats with a note, and name the holes."""
+def _in_order(found: list[Event], gaps: list[Gap]) -> list[Event]:
+    """Sort by sequence number; holes and repeats become gaps."""
     found.sort(key=lambda event: event.seq)
     events: list[Event] = []
-    gaps: list[Gap] = []
     expected = 1
     for event in found:
         if events and event.seq == events[-1].seq:
-            anomalies.append(f"event {event.seq} is recorded more than once")
+            gaps.append(Gap(event.seq, event.seq, "recorded more than once"))
             continue
         if event.seq > expected:
             gaps.append(Gap(expected, event.seq - 1, "records missing"))
         events.append(event)
         expected = event.seq + 1
-    return events, gaps
+    return events

@@ -21,7 +21,7 @@ class Tier(StrEnum):
 
 
 class Grade(StrEnum):
-    """How far a claim is proven, weakest first (``refuted`` stands apart)."""
+    """How far a claim of reuse is proven, weakest first (``refuted`` and ``recomputed`` stand apart)."""
 
     UNKNOWN = "unknown"
     CONSISTENT = "consistent_with_reuse"
@@ -29,6 +29,8 @@ class Grade(StrEnum):
     CONFIRMED = "confirmed"
     VERIFIED = "verified"
     REFUTED = "refuted"
+    RECOMPUTED = "recomputed"
+    """No reuse is claimed: the request's own prefill was seen to compute these tokens."""
 
 
 GRADE_ORDER: dict[Grade, int] = {
@@ -39,6 +41,7 @@ GRADE_ORDER: dict[Grade, int] = {
     Grade.CONFIRMED: 3,
     Grade.VERIFIED: 4,
 }
+"""Strength of a claim of reuse; the weakest range decides for the request."""
 
 
 class Reason(StrEnum):
@@ -75,6 +78,8 @@ class Link(StrEnum):
     USED = "used"
     PREFETCHED = "prefetched"
     WITNESSES_AGREE = "witnesses_agree"
+    RECORD_COMPLETE = "record_complete"
+    """No event between the first and the last that the claim rests on is missing, on any rank."""
 
 
 class EventRef(msgspec.Struct, frozen=True):

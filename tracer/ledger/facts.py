@@ -103,6 +103,24 @@ class Residency(msgspec.Struct, frozen=True):
     slots: tuple[Run, ...] = ()
 
 
+class LoadSegment(msgspec.Struct, frozen=True):
+    """Consecutive positions of a load whose slots have one origin."""
+
+    start: int
+    end: int
+    origin: str
+    """``backup``, ``prefetch`` or ``unknown`` (nothing recorded says what these slots hold)."""
+    origin_id: int
+    """The :attr:`Backup.id` or the sequence number of the prefetch's end; 0 when unknown."""
+    aligned: bool
+    """The slots were written for the same positions of a prefix."""
+    same_prefix: bool | None
+    """The digests show that the prefix written and the prefix read are equal (None: no digests)."""
+    digest_to: int
+    """Position to which the digests show equality; the rest of the segment (less than a cell) rests on the
+    radix tree's match."""
+
+
 class Load(msgspec.Struct, frozen=True):
     """A host-to-device copy queued for one request, from decision to completion."""
 
@@ -123,9 +141,10 @@ class Load(msgspec.Struct, frozen=True):
     transfer_bytes: int | None
     duration_ns: int | None
     backups: tuple[int, ...]
-    """The :class:`Backup` ids whose slots were read (empty when a slot has another or no known origin)."""
-    evictions: tuple[int, ...]
-    """The ``seq`` of the :class:`Victim` events that took these positions from L1 before."""
+    """The :class:`Backup` ids whose slots were read, in order of position."""
+    segments: tuple[LoadSegment, ...]
+    freed_while_loading: bool
+    """Slots were given back between the queueing and the completion of the copy."""
 
 
 class Prefetch(msgspec.Struct, frozen=True):
@@ -143,6 +162,32 @@ class Prefetch(msgspec.Struct, frozen=True):
     done: Moment
 
 
+class MatchedNode(msgspec.Struct, frozen=True):
+    """One node of a matched path, with what the ledger knew of it at that moment."""
+
+    node: int
+    start: int
+    end: int
+    on_device: bool
+    """As the tree said."""
+    resident: Moment | None
+    """The event that made it L1-resident (insert or completed load), when the ledger holds it resident."""
+    resident_by: str | None
+    """The request whose prefill or load-back that was."""
+    load: int | None
+    """Id of the :class:`Load` that made it resident, or that is still under way when ``resident`` is None."""
+    evicted: Moment | None
+    """Its last eviction from L1, when the ledger holds it evicted."""
+    evicted_how: int | None
+    evicted_call: int | None
+    owner: str | None
+    """The request whose prefix the ledger knows this node by."""
+    same_prefix: bool | None
+    """The digests show that the owner's prefix and this request's are equal up to the node's end."""
+    known: bool
+    """False: the ledger never saw where this node comes from (recorder started late, missed split)."""
+
+
 class MatchFact(msgspec.Struct, frozen=True):
     """The cache's answer that an admission was built on."""
 
@@ -152,6 +197,7 @@ class MatchFact(msgspec.Struct, frozen=True):
     key_tokens: int
     best_node: int
     path: tuple[PathNode, ...]
+    nodes: tuple[MatchedNode, ...]
     swa_host: int
     mamba_host: int
 
@@ -190,6 +236,8 @@ class RequestFacts(msgspec.Struct, frozen=True):
     match: MatchFact | None
     decision: DecisionFact | None
     admitted: Moment | None
+    admitted_prefix: int | None
+    """Tokens that the admission counted as cached (device and loaded)."""
     chunks: tuple[ChunkFact, ...]
     loads: tuple[int, ...]
     """Ids of the :class:`Load` facts queued on its behalf."""
@@ -201,6 +249,14 @@ class RequestFacts(msgspec.Struct, frozen=True):
     cached_device: int | None
     cached_host: int | None
     cached_storage: int | None
+    max_seq: int
+    """Sequence number of the last event that concerns it."""
+    prior_rid: str | None
+    """An earlier request on this instance that shares the longest prefix with it, by the digests ..."""
+    prior_tokens: int
+    """... and how many tokens (whole digest cells) they share."""
+    prior_epoch: int
+    """Epoch in which that request was last inserted into the cache."""
     traceparent: str | None = None
     """W3C trace context that the client sent, when the HTTP process recorded it."""
 

@@ -1,0 +1,58 @@
+"""Equality of token prefixes by their keyed digests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Chain:
+    """The digests of one request's token sequence, as recorded."""
+
+    rid: str
+    grid: int = 0
+    cells: list[bytes] = field(default_factory=list)
+    points: dict[int, bytes] = field(default_factory=dict)
+
+    def add_cells(self, grid: int, first: int, digests: tuple[bytes, ...]) -> bool:
+        """Append recorded cells; False when they do not continue what is known (events missing)."""
+        if not self.cells:
+            self.grid = grid
+        if grid != self.grid or first != len(self.cells):
+            return False
+        self.cells.extend(digests)
+        return True
+
+
+def shared_prefix(a: Chain | None, b: Chain | None, position: int) -> int | None:
+    """How far, up to ``position``, the digests show that two sequences are equal.
+
+    Returns ``position`` for full equality, the last cell boundary before it when the remainder has no
+    digest on both sides, -1 when the digests show a difference, None when there are no digests to compare.
+    """
+    if a is None or b is None:
+        return None
+    if a is b:
+        return position
+    if not a.grid or a.grid != b.grid:
+        return None
+    cell, rest = divmod(position, a.grid)
+    if cell > len(a.cells) or cell > len(b.cells):
+        return None
+    if cell and a.cells[cell - 1] != b.cells[cell - 1]:
+        return -1
+    if not rest:
+        return position
+    at_a, at_b = a.points.get(position), b.points.get(position)
+    if at_a is not None and at_b is not None:
+        return position if at_a == at_b else -1
+    if cell < len(a.cells) and cell < len(b.cells) and a.cells[cell] == b.cells[cell]:
+        return position
+    return cell * a.grid
+
+
+def same_prefix(shared: int | None, position: int, grid: int) -> bool | None:
+    """Whether :func:`shared_prefix`'s answer counts as equality: all but less than one cell."""
+    if shared is None:
+        return None
+    return shared >= 0 and position - shared < max(grid, 1)

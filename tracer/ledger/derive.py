@@ -1,0 +1,613 @@
+"""From one scheduler's journal to facts: a single pass over its events in their order.
+
+Nothing is judged here. What does not fit together is kept as an anomaly or a gap with the sequence numbers
+between which it happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvwitness.collectors.journal import Journal
+from kvwitness.patches.schema import events as ev
+from kvwitness.tracer.ledger import facts as ft
+from kvwitness.tracer.ledger.chains import Chain
+from kvwitness.tracer.ledger.hostpool import Content, HostView
+from kvwitness.tracer.ledger.requests import OpenChunk, OpenRequest
+from kvwitness.tracer.ledger.tree import TreeView
+
+ANCHOR_POOL = 0
+"""Number of the host pool whose slots are the identity of full-attention KV."""
+
+
+@dataclass(slots=True)
+class _OpenBackup:
+    queued: ev.BackupQueued
+    epoch: int
+    rid: str | None
+    content: Content
+    moment: ft.Moment
+    started: ft.Moment | None = None
+    acked: ft.Moment | None = None
+    transfer: int | None = None
+    duration_ns: int | None = None
+
+
+@dataclass(slots=True)
+class _OpenLoad:
+    queued: ev.LoadQueued
+    epoch: int
+    rid: str | None
+    moment: ft.Moment
+    segments: tuple[ft.LoadSegment, ...]
+    path: tuple[ev.PathNode, ...]
+    started: ft.Moment | None = None
+    done: ft.Moment | None = None
+    transfer: int | None = None
+    transfer_tokens: int | None = None
+    transfer_bytes: int | None = None
+    duration_ns: int | None = None
+    freed: bool = False
+
+
+@dataclass(slots=True)
+class _OpenEviction:
+    begin: ev.EvictBegin
+    epoch: int
+    rids: tuple[str, ...]
+    moment: ft.Moment
+    victims: list[ft.Victim] = field(default_factory=list)
+    freed: int | None = None
+    end: ft.Moment | None = None
+
+
+class Ledger:
+    """Reads the events of one instance. Use :func:`derive`."""
+
+    def __init__(self, journal: Journal, traceparents: Mapping[str, str]) -> None:
+        self._journal = journal
+        self._traceparents = traceparents
+        self._texts: dict[int, str] = {}
+        self._chains: dict[str, Chain] = {}
+        self._seen_cells: dict[bytes, tuple[str, int]] = {}
+        """Digest of a prefix -> the request that last put it into the cache, and in which epoch."""
+        self._open: dict[str, OpenRequest] = {}
+        self._attempts: dict[str, int] = defaultdict(int)
+        self._requests: list[OpenRequest] = []
+        self._backups: list[_OpenBackup] = []
+        self._pending_backups: dict[int, list[_OpenBackup]] = defaultdict(list)
+        self._loads: list[_OpenLoad] = []
+        self._pending_loads: dict[int, list[_OpenLoad]] = defaultdict(list)
+        self._transfers: dict[int, tuple[ev.TransferStarted, list[_OpenLoad]]] = {}
+        self._evictions: dict[int, _OpenEviction] = {}
+        self._host_evictions: list[ft.HostEviction] = []
+        self._freed_since: list[ev.Run] = []
+        self._prefetches: list[ft.Prefetch] = []
+        self._asked: dict[str, ft.Moment] = {}
+        self._residencies: list[ft.Residency] = []
+        self._epochs: list[ft.EpochFact] = []
+        self._facts: dict[str, Any] = {}
+        self._hooks: tuple[ft.HookState, ...] = ()
+        self._failures: dict[str, int] = {}
+        self._gaps = [(gap.first, gap.last, gap.cause) for gap in journal.gaps]
+        self._anomalies = list(journal.anomalies)
+        self._epoch = 0
+        self._tree = TreeView(0, self._residencies.append)
+        self._host = HostView(1, self._residencies.append)
+        self._seq_before = 0
+        self._handlers: dict[type[ev.Event], Callable[[Any, ft.Moment], None]] = {
+            ev.Text: self._text,
+            ev.Facts: self._read_facts,
+            ev.HookFailed: self._hook_failed,
+            ev.Queued: self._queued,
+            ev.PrefixDigests: self._digests,
+            ev.PrefixPoint: self._point,
+            ev.Matched: self._matched,
+            ev.LoadBackDecided: self._decided,
+            ev.Admission: self._admission,
+            ev.Prefill: self._prefill,
+            ev.PrefillDone: self._prefill_done,
+            ev.Released: self._released,
+            ev.AbortedInQueue: self._aborted,
+            ev.Inserted: self._inserted,
+            ev.EvictBegin: self._evict_begin,
+            ev.EvictedL1: self._evicted,
+            ev.EvictEnd: self._evict_end,
+            ev.Reset: self._reset,
+            ev.BackupQueued: self._backup_queued,
+            ev.TransferStarted: self._transfer_started,
+            ev.BackupAcked: self._backup_acked,
+            ev.LoadQueued: self._load_queued,
+            ev.LoadDone: self._load_done,
+            ev.HostAlloc: self._host_alloc,
+            ev.HostFree: self._host_free,
+            ev.HostClear: self._host_clear,
+            ev.EvictHost: self._evict_host,
+            ev.PrefetchAsked: self._prefetch_asked,
+            ev.PrefetchDone: self._prefetch_done,
+        }
+
+    def read(self) -> ft.InstanceFacts:
+        """Go through the journal once."""
+        for event in self._journal.events:
+            handler = self._handlers.get(type(event))
+            if handler is not None:
+                handler(event, ft.Moment(event.seq, event.t_ns, type(event).__name__))
+            self._seq_before = event.seq
+        self._tree.finish(None)
+        self._host.finish(None)
+        return self._freeze()
+
+    def _name(self, number: int) -> str | None:
+        return self._texts.get(number) if number else None
+
+    def _gap(self, seq: int, cause: str) -> None:
+        """Something between the previous event and ``seq`` was not recorded."""
+        self._gaps.append((self._seq_before, seq, cause))
+
+    # --- journal and instance ------------------------------------------------------------------------
+
+    def _text(self, event: ev.Text, _: ft.Moment) -> None:
+        self._texts[event.id] = event.text
+
+    def _read_facts(self, event: ev.Facts, moment: ft.Moment) -> None:
+        try:
+            facts = json.loads(event.json)
+        except ValueError:
+            self._anomalies.append(f"the facts in event {event.seq} are not JSON")
+            return
+        if event.kind == ev.FactKind.COVERAGE:
+            with contextlib.suppress(KeyError, TypeError):
+                self._hooks = tuple(
+                    ft.HookState(h["name"], h["target"], h["status"], tuple(h["links"]), h.get("detail", ""))
+                    for h in facts["hooks"]
+                )
+        elif event.kind == ev.FactKind.INSTANCE:
+            self._facts.update(facts)
+            page = facts.get("page_size")
+            if isinstance(page, int):
+                self._host.page = max(page, 1)
+        else:
+            self._facts["process"] = facts
+
+    def _hook_failed(self, event: ev.HookFailed, _: ft.Moment) -> None:
+        self._failures[self._name(event.hook) or str(event.hook)] = event.count
+
+    def _reset(self, event: ev.Reset, moment: ft.Moment) -> None:
+        self._tree.finish(moment)
+        self._host.finish(moment)
+        self._epoch += 1
+        self._epochs.append(ft.EpochFact(self._epoch, moment))
+        page = self._host.page
+        self._tree = TreeView(self._epoch, self._residencies.append)
+        self._host = HostView(page, self._residencies.append)
+        self._pending_backups.clear()
+        self._pending_loads.clear()
+
+    # --- requests ------------------------------------------------------------------------------------
+
+    def _request(self, number: int, moment: ft.Moment) -> OpenRequest | None:
+        request = self._open.get(self._name(number) or "")
+        if request is not None:
+            request.last = moment
+        return request
+
+    def _chain(self, number: int) -> Chain | None:
+        return self._chains.get(self._name(number) or "")
+
+    def _queued(self, event: ev.Queued, moment: ft.Moment) -> None:
+        rid = self._name(event.req)
+        if rid is None:
+            self._anomalies.append(f"event {event.seq} queues a request without a name")
+            return
+        if event.retracted:
+            self._attempts[rid] += 1
+        else:
+            self._attempts[rid] = 1
+            self._chains[rid] = Chain(rid)
+        request = OpenRequest(rid, self._attempts[rid], self._epoch, event.prompt_tokens, moment, moment)
+        self._open[rid] = request
+        self._requests.append(request)
+
+    def _digests(self, event: ev.PrefixDigests, _: ft.Moment) -> None:
+        rid = self._name(event.req)
+        if rid is None:
+            return
+        chain = self._chains.setdefault(rid, Chain(rid))
+        if not chain.add_cells(event.grid, event.first_cell, event.digests):
+            self._gap(event.seq, f"the prefix digests of {rid} do not continue")
+
+    def _point(self, event: ev.PrefixPoint, _: ft.Moment) -> None:
+        chain = self._chain(event.req)
+        if chain is not None and event.digests:
+            chain.points[event.position] = event.digests[0]
+
+    def _matched(self, event: ev.Matched, moment: ft.Moment) -> None:
+        chain = self._chain(event.req)
+        if event.purpose != ev.MatchPurpose.ADMISSION:
+            self._tree.follow(event.path, chain)
+            return
+        request = self._request(event.req, moment)
+        nodes = self._tree.matched(event.path, chain)
+        if request is None or request.admitted is not None:
+            return
+        request.prior = self._prior(chain)
+        request.match = ft.MatchFact(
+            moment,
+            event.device,
+            event.host,
+            event.key_tokens,
+            event.best_node,
+            event.path,
+            nodes,
+            event.swa_host,
+            event.mamba_host,
+        )
+        request.decision = None
+        # Matched in another epoch than it was queued in: what counts is the cache that answered.
+        request.epoch = self._epoch
+
+    def _prior(self, chain: Chain | None) -> tuple[str | None, int, int]:
+        """The earlier request that shares the longest prefix with a sequence."""
+        if chain is not None:
+            for index in range(len(chain.cells) - 1, -1, -1):
+                seen = self._seen_cells.get(chain.cells[index])
+                if seen is not None:
+                    return seen[0], (index + 1) * chain.grid, seen[1]
+        return None, 0, 0
+
+    def _decided(self, event: ev.LoadBackDecided, moment: ft.Moment) -> None:
+        request = self._request(event.req, moment)
+        if request is not None:
+            request.decision = ft.DecisionFact(
+                moment, event.node, event.promised, event.loaded, event.wanted, event.reason
+            )
+
+    def _admission(self, event: ev.Admission, moment: ft.Moment) -> None:
+        request = self._request(event.req, moment)
+        if request is not None and event.admitted and request.admitted is None:
+            request.admitted, request.admitted_prefix = moment, event.prefix
+
+    def _prefill(self, event: ev.Prefill, moment: ft.Moment) -> None:
+        request = self._request(event.req, moment)
+        if request is not None:
+            request.chunks.append(OpenChunk(moment, event.batch, event.start, event.end, bool(event.last)))
+
+    def _prefill_done(self, event: ev.PrefillDone, moment: ft.Moment) -> None:
+        request = self._request(event.req, moment)
+        if request is None:
+            return
+        for chunk in request.chunks:
+            if chunk.batch == event.batch and chunk.done is None:
+                chunk.done, chunk.output_tokens = moment, event.output_tokens
+                return
+
+    def _released(self, event: ev.Released, moment: ft.Moment) -> None:
+        request = self._request(event.req, moment)
+        if request is not None and request.released is None:
+            request.released, request.state = moment, event.state
+            request.output_tokens = event.output_tokens
+            request.cached = (event.cached_total, event.cached_device, event.cached_host, event.cached_storage)
+
+    def _aborted(self, event: ev.AbortedInQueue, moment: ft.Moment) -> None:
+        request = self._request(event.req, moment)
+        if request is not None and request.released is None:
+            request.released, request.state = moment, ev.ReleaseState.ABORTED
+
+    # --- L1 ------------------------------------------------------------------------------------------
+
+    def _inserted(self, event: ev.Inserted, moment: ft.Moment) -> None:
+        self._request(event.req, moment)
+        chain = self._chain(event.req)
+        self._tree.inserted(event.path, chain, self._name(event.req), moment)
+        if chain is not None and chain.grid:
+            for digest in chain.cells[: event.key_tokens // chain.grid]:
+                self._seen_cells[digest] = (chain.rid, self._epoch)
+
+    def _evict_begin(self, event: ev.EvictBegin, moment: ft.Moment) -> None:
+        rids = tuple(self._texts.get(number, f"#{number}") for number in event.reqs)
+        self._evictions[event.call] = _OpenEviction(event, self._epoch, rids, moment)
+
+    def _evicted(self, event: ev.EvictedL1, moment: ft.Moment) -> None:
+        owner = self._tree.evicted(event.node, event.start, event.end, event.how, event.call, moment)
+        call = self._evictions.get(event.call)
+        victim = ft.Victim(moment, event.node, owner, event.start, event.end, event.how, event.tokens)
+        if call is None:
+            self._gap(event.seq, "a node was evicted outside a recorded eviction")
+        else:
+            call.victims.append(victim)
+
+    def _evict_end(self, event: ev.EvictEnd, moment: ft.Moment) -> None:
+        call = self._evictions.get(event.call)
+        if call is None:
+            self._gap(event.seq, "an eviction ended that never began")
+            return
+        call.freed, call.end = event.freed, moment
+        seen = sum(victim.tokens for victim in call.victims)
+        if seen != event.freed:
+            self._gaps.append(
+                (call.moment.seq, moment.seq, f"the eviction freed {event.freed} tokens, its victims held {seen}")
+            )
+
+    # --- L2 ------------------------------------------------------------------------------------------
+
+    def _backup_queued(self, event: ev.BackupQueued, moment: ft.Moment) -> None:
+        chain = self._owner_of_backup(event)
+        content = Content("backup", event.seq, self._epoch, chain, event.node, event.start, event.end)
+        backup = _OpenBackup(event, self._epoch, self._name(event.req), content, moment)
+        self._backups.append(backup)
+        self._pending_backups[event.node].append(backup)
+        if event.start < 0 or event.end - event.start != event.tokens:
+            self._gap(event.seq, f"the positions of backup {event.seq} are not known")
+        elif not self._host.written(event.slots, content):
+            self._gap(event.seq, f"the slots of backup {event.seq} do not cover its tokens")
+
+    def _owner_of_backup(self, event: ev.BackupQueued) -> Chain | None:
+        """Whose prefix is copied: the node's owner, or the request that is being inserted right now."""
+        owner = self._tree.owner(event.node)
+        if owner is not None:
+            return owner
+        return None if event.write_back else self._chain(event.req)
+
+    def _transfer_started(self, event: ev.TransferStarted, moment: ft.Moment) -> None:
+        if event.direction == ev.Direction.D2H:
+            for node in event.nodes:
+                for backup in self._pending_backups.get(node, ()):
+                    if backup.started is None:
+                        backup.started, backup.transfer = moment, event.transfer
+                        break
+            return
+        loads: list[_OpenLoad] = []
+        for node in event.nodes:
+            pending = self._pending_loads.get(node)
+            if pending:
+                load = pending.pop(0)
+                load.started, load.transfer = moment, event.transfer
+                load.transfer_tokens, load.transfer_bytes = event.tokens, event.bytes
+                loads.append(load)
+        self._transfers[event.transfer] = (event, loads)
+        if sum(load.queued.tokens for load in loads) != event.tokens:
+            self._gap(event.seq, f"transfer {event.transfer} copies other tokens than the loads that were queued")
+
+    def _backup_acked(self, event: ev.BackupAcked, moment: ft.Moment) -> None:
+        pending = self._pending_backups.get(event.node)
+        if not pending:
+            self._gap(event.seq, f"a backup of node {event.node} was acknowledged that was never queued")
+            return
+        backup = pending.pop(0)
+        if backup.transfer != event.transfer:
+            self._gap(event.seq, f"the acknowledgement of node {event.node} names another transfer")
+            return
+        backup.acked = moment
+        backup.content.usable = moment
+        backup.duration_ns = event.duration_ns if event.duration_ns >= 0 else None
+
+    def _load_queued(self, event: ev.LoadQueued, moment: ft.Moment) -> None:
+        rid = self._name(event.req)
+        request = self._request(event.req, moment)
+        segments: tuple[ft.LoadSegment, ...] = ()
+        covered = sum(run.length for run in event.slots)
+        if event.start >= 0 and covered == event.tokens == event.end - event.start:
+            segments = self._host.segments(event.slots, event.start, event.end, self._chain(event.req))
+        else:
+            self._gap(event.seq, f"the slots or positions of load {event.seq} are not known")
+        path = request.match.path if request is not None and request.match is not None else ()
+        load = _OpenLoad(event, self._epoch, rid, moment, segments, path)
+        self._tree.loading(event.start, event.end, path, event.seq)
+        self._loads.append(load)
+        self._pending_loads[event.node].append(load)
+        if request is not None:
+            request.loads.append(event.seq)
+
+    def _load_done(self, event: ev.LoadDone, moment: ft.Moment) -> None:
+        started = self._transfers.pop(event.transfer, None)
+        if started is None:
+            self._gap(event.seq, f"transfer {event.transfer} ended that never started")
+            return
+        begin, loads = started
+        if (begin.tokens, begin.bytes, begin.nodes) != (event.tokens, event.bytes, event.nodes):
+            self._gap(event.seq, f"transfer {event.transfer} ended with other figures than it started with")
+            return
+        for load in loads:
+            load.done = moment
+            load.duration_ns = event.duration_ns if event.duration_ns >= 0 else None
+            if load.epoch == self._epoch:
+                queued = load.queued
+                self._tree.loaded(queued.start, queued.end, load.path, load.rid, queued.seq, moment)
+
+    def _host_alloc(self, event: ev.HostAlloc, _: ft.Moment) -> None:
+        if event.pool == ANCHOR_POOL:
+            taken = sum(run.length for run in event.slots)
+            self._check_count(event, -taken)
+            self._host.taken(event.slots)
+
+    def _host_free(self, event: ev.HostFree, moment: ft.Moment) -> None:
+        if event.pool != ANCHOR_POOL:
+            return
+        self._check_count(event, sum(run.length for run in event.slots))
+        self._host.freed(event.slots, moment)
+        self._freed_since.extend(event.slots)
+        for load in self._loads:
+            if load.done is None and load.epoch == self._epoch and _overlap(load.queued.slots, event.slots):
+                load.freed = True
+
+    def _check_count(self, event: ev.HostAlloc | ev.HostFree, change: int) -> None:
+        wrong = self._host.count(event.available, change)
+        if wrong is not None:
+            self._gap(event.seq, wrong)
+
+    def _host_clear(self, event: ev.HostClear, moment: ft.Moment) -> None:
+        if event.pool == ANCHOR_POOL:
+            self._host.finish(moment)
+            self._host.count(event.available, 0)
+
+    def _evict_host(self, event: ev.EvictHost, moment: ft.Moment) -> None:
+        self._host_evictions.append(
+            ft.HostEviction(
+                event.call,
+                self._epoch,
+                event.cause,
+                self._name(event.req),
+                event.asked,
+                event.freed,
+                tuple(self._freed_since),
+                moment,
+            )
+        )
+        self._freed_since.clear()
+
+    # --- L3 ------------------------------------------------------------------------------------------
+
+    def _prefetch_asked(self, event: ev.PrefetchAsked, moment: ft.Moment) -> None:
+        rid = self._name(event.req)
+        if rid is not None and event.issued:
+            self._asked[rid] = moment
+
+    def _prefetch_done(self, event: ev.PrefetchDone, moment: ft.Moment) -> None:
+        rid = self._name(event.req)
+        prefetch = ft.Prefetch(
+            rid,
+            self._epoch,
+            event.start,
+            event.completed,
+            event.existing,
+            event.loaded,
+            bool(event.deadline),
+            event.slots,
+            self._asked.pop(rid or "", None),
+            moment,
+        )
+        self._prefetches.append(prefetch)
+        if not event.loaded:
+            return
+        # The copies of what L2 held already were freed; the rest is new L2 content from storage.
+        begin = event.start + event.existing
+        kept = _skip(event.slots, event.existing)
+        content = Content("prefetch", event.seq, self._epoch, self._chain(event.req), -1, begin, begin + event.loaded)
+        content.usable = moment
+        if not self._host.written(kept, content):
+            self._gap(event.seq, f"the slots of prefetch {event.seq} do not cover its tokens")
+
+    # --- result --------------------------------------------------------------------------------------
+
+    def _freeze(self) -> ft.InstanceFacts:
+        journal = self._journal
+        return ft.InstanceFacts(
+            instance=journal.instance,
+            role=journal.role,
+            pid=journal.pid,
+            monotonic_ns=journal.monotonic_ns,
+            wall_ns=journal.wall_ns,
+            facts=self._facts,
+            hooks=self._hooks,
+            hook_failures=self._failures,
+            requests=tuple(r.freeze(self._traceparents.get(r.rid)) for r in self._requests),
+            backups=tuple(_freeze_backup(b) for b in self._backups),
+            evictions=tuple(_freeze_eviction(e) for e in self._evictions.values()),
+            host_evictions=tuple(self._host_evictions),
+            loads=tuple(_freeze_load(load) for load in self._loads),
+            prefetches=tuple(self._prefetches),
+            residencies=tuple(self._residencies),
+            epochs=tuple(self._epochs),
+            gaps=tuple(self._gaps),
+            anomalies=tuple(self._anomalies),
+            closed=journal.closed,
+            first_seq=journal.events[0].seq if journal.events else 0,
+            last_seq=journal.events[-1].seq if journal.events else 0,
+        )
+
+
+def _overlap(a: tuple[ev.Run, ...], b: tuple[ev.Run, ...]) -> bool:
+    return any(x.start < y.start + y.length and y.start < x.start + x.length for x in a for y in b)
+
+
+def _skip(runs: tuple[ev.Run, ...], count: int) -> tuple[ev.Run, ...]:
+    """The runs without their first ``count`` slots."""
+    rest: list[ev.Run] = []
+    for run in runs:
+        cut = min(count, run.length)
+        count -= cut
+        if cut < run.length:
+            rest.append(ev.Run(run.start + cut, run.length - cut))
+    return tuple(rest)
+
+
+def _freeze_backup(b: _OpenBackup) -> ft.Backup:
+    q = b.queued
+    return ft.Backup(
+        id=q.seq,
+        epoch=b.epoch,
+        rid=b.rid,
+        owner=b.content.chain.rid if b.content.chain else None,
+        node=q.node,
+        start=q.start,
+        end=q.end,
+        tokens=q.tokens,
+        write_back=bool(q.write_back),
+        slots=q.slots,
+        queued=b.moment,
+        started=b.started,
+        acked=b.acked,
+        transfer=b.transfer,
+        duration_ns=b.duration_ns,
+    )
+
+
+def _freeze_load(load: _OpenLoad) -> ft.Load:
+    q = load.queued
+    backups = tuple(dict.fromkeys(s.origin_id for s in load.segments if s.origin == "backup"))
+    return ft.Load(
+        id=q.seq,
+        epoch=load.epoch,
+        rid=load.rid,
+        node=q.node,
+        start=q.start,
+        end=q.end,
+        tokens=q.tokens,
+        slots=q.slots,
+        queued=load.moment,
+        started=load.started,
+        done=load.done,
+        transfer=load.transfer,
+        transfer_tokens=load.transfer_tokens,
+        transfer_bytes=load.transfer_bytes,
+        duration_ns=load.duration_ns,
+        backups=backups,
+        segments=load.segments,
+        freed_while_loading=load.freed,
+    )
+
+
+def _freeze_eviction(e: _OpenEviction) -> ft.EvictionCall:
+    return ft.EvictionCall(
+        call=e.begin.call,
+        epoch=e.epoch,
+        cause=e.begin.cause,
+        rids=e.rids,
+        asked=e.begin.asked,
+        freed=e.freed,
+        begin=e.moment,
+        end=e.end,
+        victims=tuple(e.victims),
+    )
+
+
+def derive(journal: Journal, traceparents: Mapping[str, str] | None = None) -> ft.InstanceFacts:
+    """The facts of one scheduler's journal. ``traceparents``: request id -> W3C context (HTTP process)."""
+    return Ledger(journal, traceparents or {}).read()
+
+
+def traceparents_of(journals: list[Journal]) -> dict[str, str]:
+    """Request id -> W3C trace context, from the journals of the HTTP processes."""
+    found: dict[str, str] = {}
+    for journal in journals:
+        texts = {event.id: event.text for event in journal.events if isinstance(event, ev.Text)}
+        for event in journal.events:
+            if isinstance(event, ev.HttpRequest) and event.req in texts:
+                found[texts[event.req]] = event.traceparent
+    return found

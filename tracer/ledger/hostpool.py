@@ -1,0 +1,169 @@
+"""L2 as the ledger sees it: which host slot holds which position of whose prefix, since when, until when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from kvwitness.patches.schema.events import Run
+from kvwitness.tracer.ledger.chains import Chain, same_prefix, shared_prefix
+from kvwitness.tracer.ledger.facts import LoadSegment, Moment, Residency
+
+
+@dataclass(slots=True)
+class Content:
+    """What was written into consecutive slots by one backup or prefetch."""
+
+    origin: str
+    id: int
+    epoch: int
+    chain: Chain | None
+    node: int
+    start: int
+    end: int
+    usable: Moment | None = None
+    """The acknowledgement; until then nothing may be read from these slots."""
+
+
+def pages(runs: Iterable[Run], page: int) -> Iterator[int]:
+    """Page numbers of host slot runs, in order."""
+    for run in runs:
+        yield from range(run.start // page, (run.start + run.length + page - 1) // page)
+
+
+class HostView:
+    """The anchor host pool of the current epoch, page by page."""
+
+    def __init__(self, page: int, close: Callable[[Residency], None]) -> None:
+        self.page = max(page, 1)
+        self._close = close
+        self._held: dict[int, tuple[Content, int]] = {}
+        """Page number -> content and the token position of the page's first slot."""
+        self._available: int | None = None
+
+    # --- consistency ---------------------------------------------------------------------------------
+
+    def count(self, available: int, change: int) -> str | None:
+        """Check the pool's own count of free slots against the events; a text when they do not fit."""
+        expected = None if self._available is None else self._available + change
+        self._available = available
+        if expected is not None and expected != available:
+            return f"the host pool has {available} free slots where the events say {expected}"
+        return None
+
+    # --- content -------------------------------------------------------------------------------------
+
+    def taken(self, runs: tuple[Run, ...]) -> None:
+        """Slots were allocated: whatever the ledger held of them is void until something is written."""
+        for page in pages(runs, self.page):
+            self._held.pop(page, None)
+
+    def written(self, runs: tuple[Run, ...], content: Content) -> bool:
+        """Slots now hold ``content`` from its start on. False when the slots do not add up to its length."""
+        position = content.start
+        for page in pages(runs, self.page):
+            self._held[page] = (content, position)
+            position += self.page
+        return sum(run.length for run in runs) == content.end - content.start
+
+    def freed(self, runs: tuple[Run, ...], moment: Moment) -> None:
+        """Slots were given back: what they held has left L2."""
+        lost: dict[int, list[int]] = {}
+        contents: dict[int, Content] = {}
+        slots: dict[int, list[int]] = {}
+        for page in pages(runs, self.page):
+            held = self._held.pop(page, None)
+            if held is not None:
+                content, position = held
+                contents[id(content)] = content
+                lost.setdefault(id(content), []).append(position)
+                slots.setdefault(id(content), []).append(page)
+        for key, positions in lost.items():
+            self._end(contents[key], positions, slots[key], moment)
+
+    def _end(self, content: Content, positions: list[int], held: list[int], until: Moment | None) -> None:
+        """Close the residency of the given pages of a content, one record per consecutive stretch."""
+        if content.usable is None:
+            return
+        order = sorted(range(len(positions)), key=positions.__getitem__)
+        begin = 0
+        for i in range(1, len(order) + 1):
+            if i < len(order) and positions[order[i]] == positions[order[i - 1]] + self.page:
+                continue
+            stretch = order[begin:i]
+            begin = i
+            self._close(
+                Residency(
+                    tier="L2",
+                    epoch=content.epoch,
+                    owner=content.chain.rid if content.chain else None,
+                    node=content.node,
+                    start=positions[stretch[0]],
+                    end=min(positions[stretch[-1]] + self.page, content.end),
+                    since=content.usable,
+                    until=until,
+                    backup=content.id if content.origin == "backup" else None,
+                    slots=_runs([held[k] for k in stretch], self.page),
+                )
+            )
+
+    def finish(self, until: Moment | None) -> None:
+        """The pool was emptied, or the journal stops: close what is open."""
+        by_content: dict[int, tuple[Content, list[int], list[int]]] = {}
+        for page, (content, position) in self._held.items():
+            entry = by_content.setdefault(id(content), (content, [], []))
+            entry[1].append(position)
+            entry[2].append(page)
+        for content, positions, held in by_content.values():
+            self._end(content, positions, held, until)
+        self._held.clear()
+        self._available = None
+
+    # --- questions -----------------------------------------------------------------------------------
+
+    def segments(self, runs: tuple[Run, ...], start: int, end: int, chain: Chain | None) -> tuple[LoadSegment, ...]:
+        """Where the content of slots comes from that are read as positions ``[start, end)`` of a sequence."""
+        found: list[LoadSegment] = []
+        position = start
+        current: tuple[Content | None, int, bool] | None = None
+        begin = start
+        for page in pages(runs, self.page):
+            held = self._held.get(page)
+            content = held[0] if held is not None else None
+            usable = content is not None and content.usable is not None
+            shift = position - held[1] if held is not None else 0
+            key = (content if usable else None, shift, usable)
+            if current is not None and key != current:
+                found.append(self._segment(current, begin, position, chain))
+                begin = position
+            current = key
+            position += self.page
+        if current is not None:
+            found.append(self._segment(current, begin, end, chain))
+        return tuple(found)
+
+    def _segment(self, key: tuple[Content | None, int, bool], start: int, end: int, chain: Chain | None) -> LoadSegment:
+        content, shift, _ = key
+        if content is None:
+            return LoadSegment(start, end, "unknown", 0, False, None, 0)
+        shared = shared_prefix(chain, content.chain, end)
+        grid = chain.grid if chain is not None else 0
+        return LoadSegment(
+            start=start,
+            end=end,
+            origin=content.origin,
+            origin_id=content.id,
+            aligned=shift == 0,
+            same_prefix=same_prefix(shared, end, grid),
+            digest_to=max(shared or 0, 0),
+        )
+
+
+def _runs(page_numbers: list[int], page: int) -> tuple[Run, ...]:
+    runs: list[Run] = []
+    for number in page_numbers:
+        if runs and runs[-1].start + runs[-1].length == number * page:
+            runs[-1] = Run(runs[-1].start, runs[-1].length + page)
+        else:
+            runs.append(Run(number * page, page))
+    return tuple(runs)

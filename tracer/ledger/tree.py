@@ -1,0 +1,194 @@
+"""L1 as the ledger sees it: radix-tree nodes of one epoch, where they came from, when they left.
+
+Node ids are only followed within an epoch. A split gives the *prefix* a new id and leaves the old id on the
+suffix; it is recognised when a later path shows the new node, and the new node inherits the old one's
+history. What cannot be explained stays "not known" and lowers the claims that rest on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from kvwitness.patches.schema.events import Eviction, PathNode
+from kvwitness.tracer.ledger.chains import Chain, same_prefix, shared_prefix
+from kvwitness.tracer.ledger.facts import MatchedNode, Moment, Residency
+
+
+@dataclass(slots=True)
+class Node:
+    """History of one node."""
+
+    id: int
+    start: int
+    end: int
+    chain: Chain | None
+    resident: Moment | None = None
+    resident_by: str | None = None
+    load: int | None = None
+    """The load-back that made it resident, or that is under way (then ``resident`` is None)."""
+    evicted: Moment | None = None
+    evicted_how: int | None = None
+    evicted_call: int | None = None
+    known: bool = True
+
+
+class TreeView:
+    """All nodes of the current epoch."""
+
+    def __init__(self, epoch: int, close: Callable[[Residency], None]) -> None:
+        self._epoch = epoch
+        self._close = close
+        self._nodes: dict[int, Node] = {}
+        self._by_start: dict[int, set[int]] = {}
+
+    # --- structure -----------------------------------------------------------------------------------
+
+    def _place(self, node: Node) -> Node:
+        self._nodes[node.id] = node
+        self._by_start.setdefault(node.start, set()).add(node.id)
+        return node
+
+    def _move_start(self, node: Node, start: int) -> None:
+        self._by_start.get(node.start, set()).discard(node.id)
+        node.start = start
+        self._by_start.setdefault(start, set()).add(node.id)
+
+    def follow(self, path: tuple[PathNode, ...], chain: Chain | None) -> list[Node]:
+        """The nodes of a path that the tree reported for a sequence; splits since the last look are applied."""
+        on_path = {step.node for step in path}
+        nodes: list[Node] = []
+        for step in path:
+            node = self._nodes.get(step.node)
+            if node is None:
+                node = self._split_off(step, chain, on_path)
+            elif node.start < step.start and node.end == step.end:
+                # Its prefix was split off; the part that is left keeps the id.
+                self._move_start(node, step.start)
+            elif (node.start, node.end) != (step.start, step.end):
+                node.known = False
+                node.start, node.end = step.start, step.end
+            if node.chain is None:
+                node.chain = chain
+            nodes.append(node)
+        return nodes
+
+    def _split_off(self, step: PathNode, chain: Chain | None, on_path: set[int]) -> Node:
+        """A node id that was not seen before: the prefix part of a known node, or new to the ledger."""
+        candidates: list[Node] = []
+        for number in self._by_start.get(step.start, ()):
+            other = self._nodes[number]
+            if other.end <= step.end:
+                continue
+            shared = shared_prefix(chain, other.chain, step.end)
+            grid = chain.grid if chain is not None else 0
+            if same_prefix(shared, step.end, grid):
+                candidates.append(other)
+        if len(candidates) != 1:
+            return self._place(Node(step.node, step.start, step.end, chain, known=False))
+        whole = candidates[0]
+        part = replace(whole, id=step.node, end=step.end)
+        self._move_start(whole, step.end)
+        return self._place(part)
+
+    # --- residency -----------------------------------------------------------------------------------
+
+    def inserted(self, path: tuple[PathNode, ...], chain: Chain | None, rid: str | None, moment: Moment) -> None:
+        """After an insert the whole path is in L1: what was not there before is born (or un-evicted) now."""
+        for step, node in zip(path, self.follow(path, chain), strict=True):
+            # A node that is being loaded is in the tree already; its residency begins with the load's end.
+            if step.on_device and node.resident is None and node.load is None:
+                node.resident, node.resident_by, node.load = moment, rid, None
+                node.evicted = node.evicted_how = node.evicted_call = None
+                node.known = True
+                if chain is not None:
+                    node.chain = chain
+
+    def loading(self, start: int, end: int, path: tuple[PathNode, ...], load: int) -> None:
+        """A load-back of ``[start, end)`` of a matched path was queued."""
+        for node in self._within(start, end, path):
+            if node.resident is None:
+                node.load = load
+
+    def loaded(self, start: int, end: int, path: tuple[PathNode, ...], rid: str | None, load: int, at: Moment) -> None:
+        """It completed: the nodes are in L1."""
+        for node in self._within(start, end, path):
+            if node.resident is None and node.load == load:
+                node.resident, node.resident_by = at, rid
+                node.evicted = node.evicted_how = node.evicted_call = None
+
+    def _within(self, start: int, end: int, path: tuple[PathNode, ...]) -> list[Node]:
+        nodes = [self._nodes[step.node] for step in path if step.node in self._nodes]
+        return [node for node in nodes if start <= node.start and node.end <= end]
+
+    def evicted(self, number: int, start: int, end: int, how: int, call: int, moment: Moment) -> str | None:
+        """A node left L1. Returns the request whose prefix it held, if known."""
+        node = self._nodes.get(number)
+        if node is None:
+            if number < 0 or start < 0:
+                return None
+            node = self._place(Node(number, start, end, None, known=False))
+        elif node.start != start and node.end == end and start >= 0:
+            self._move_start(node, start)
+        if how in (Eviction.STAGED, Eviction.KEPT):
+            return node.chain.rid if node.chain else None
+        self._close_node(node, moment)
+        node.evicted, node.evicted_how, node.evicted_call = moment, how, call
+        return node.chain.rid if node.chain else None
+
+    def _close_node(self, node: Node, until: Moment | None) -> None:
+        if node.resident is None:
+            node.load = None
+            return
+        self._close(
+            Residency(
+                tier="L1",
+                epoch=self._epoch,
+                owner=node.chain.rid if node.chain else None,
+                node=node.id,
+                start=node.start,
+                end=node.end,
+                since=node.resident,
+                until=until,
+            )
+        )
+        node.resident = node.resident_by = node.load = None
+
+    def finish(self, until: Moment | None) -> None:
+        """The epoch ended (reset, or the journal stops): close what is open."""
+        for node in self._nodes.values():
+            self._close_node(node, until)
+        self._nodes.clear()
+        self._by_start.clear()
+
+    # --- questions -----------------------------------------------------------------------------------
+
+    def owner(self, number: int) -> Chain | None:
+        """The sequence whose prefix a node is known to hold."""
+        node = self._nodes.get(number)
+        return node.chain if node is not None else None
+
+    def matched(self, path: tuple[PathNode, ...], chain: Chain | None) -> tuple[MatchedNode, ...]:
+        """What is known of a matched path right now."""
+        grid = chain.grid if chain is not None else 0
+        found = []
+        for step, node in zip(path, self.follow(path, chain), strict=True):
+            shared = shared_prefix(chain, node.chain, step.end)
+            found.append(
+                MatchedNode(
+                    node=step.node,
+                    start=step.start,
+                    end=step.end,
+                    on_device=bool(step.on_device),
+                    resident=node.resident,
+                    resident_by=node.resident_by,
+                    load=node.load,
+                    evicted=node.evicted,
+                    evicted_how=node.evicted_how,
+                    evicted_call=node.evicted_call,
+                    owner=node.chain.rid if node.chain else None,
+                    same_prefix=same_prefix(shared, step.end, grid),
+                    known=node.known,
+                )
+            )
+        return tuple(found)
