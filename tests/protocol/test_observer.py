@@ -7,7 +7,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from kvwitness.patches.schema.events import PathNode
+from kvwitness.collectors.journal import read_journal
+from kvwitness.patches.recorder import Recorder
+from kvwitness.patches.schema.events import PathNode, Queued
 from kvwitness.tracer.ledger.facts import (
     Backup,
     EpochFact,
@@ -24,6 +26,7 @@ from kvwitness.tracer.protocol.observer import (
     prefix_backed_up,
     prefix_in_l2,
     prefix_left_l1,
+    read_written,
 )
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -155,6 +158,21 @@ def test_a_write_back_on_another_requests_account_is_waited_for_too() -> None:
     caused = backup(0, 1504, acked=None, owner="A", rid="F")
     facts = rank(requests=(request(), request("F")), backups=(caused,))
     assert all_settled([facts], ["F"]) is False
+
+
+def test_a_live_journal_is_read_as_far_as_it_is_written(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, role="scheduler", quota_bytes=1 << 20, chunk_bytes=4096)
+    try:
+        # More than two chunks, so that full ones and one in use are there.
+        for number in range(200):
+            recorder.emit(Queued, number, PROMPT, 0)
+        part, whole = read_written(recorder.path), read_journal(recorder.path)
+    finally:
+        recorder.close()
+    assert part == whole
+    assert len(part.events) >= 200 and not part.gaps
+    closed = read_written(recorder.path)
+    assert closed.closed and closed == read_journal(recorder.path)
 
 
 def test_without_journals_nobody_can_tell(tmp_path: Path) -> None:

@@ -63,6 +63,14 @@ def test_a_larger_pool_takes_more_fills() -> None:
     assert result.eviction.fills > 5
 
 
+def test_a_very_large_pool_is_filled_with_longer_prompts() -> None:
+    with FakeSglang(device_tokens=160_000, host_tokens=640_000, info={"max_req_input_len": 8000}) as server:
+        result = run(server)
+    assert {record.prompt_tokens for record in result.series("evict")} == {8000}
+    assert len(result.series("evict")) <= 21
+    assert result.eviction is not None and result.eviction.left_l1 is True
+
+
 def test_without_an_observer_the_fills_follow_the_pool_size_and_the_run_says_so() -> None:
     with FakeSglang() as server:
         result = run(server, observer=None)

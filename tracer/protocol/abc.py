@@ -15,7 +15,7 @@ import msgspec
 from kvwitness.collectors.metrics import HOST_TOTAL_TOKENS, MetricsSnapshot, MetricsUnavailable
 from kvwitness.collectors.server_info import ServerInfo
 from kvwitness.tracer.protocol.client import FlushResult, GenerateCall, ServerClient
-from kvwitness.tracer.protocol.fit import Finding, Severity, auto_fills, check_fit
+from kvwitness.tracer.protocol.fit import Finding, Severity, auto_fills, check_fit, fill_length
 from kvwitness.tracer.protocol.observer import Observer
 from kvwitness.tracer.protocol.options import AbcOptions
 from kvwitness.tracer.protocol.record import RequestRecord
@@ -197,7 +197,7 @@ class _Runner:
 
     def _evict(self, first: RequestRecord) -> None:
         options = self.options
-        tokens = options.fill_tokens or len(self.workload.prompt_a)
+        tokens = fill_length(options, self.info)
         by_size, limit = self._fill_counts(tokens)
         self.progress.phase(f"Pushing the prefix out of {'L1 and L2' if options.evict_host else 'L1'}")
         if not options.control and not options.flush_between_bc and self._ask_backed_up(first.rid) is False:

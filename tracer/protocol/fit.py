@@ -14,6 +14,9 @@ from kvwitness.tracer.protocol.workload import cached_tokens, reusable_tokens
 
 LOAD_BACK_THRESHOLD: Final = 10
 """SGLang loads nothing back from L2 when fewer tokens than this would be loaded."""
+FILLS_AIMED_AT: Final = 16
+LONGEST_FILL: Final = 16384
+"""On a large pool the unrelated prompts grow up to this many tokens, so that a few dozen are enough."""
 
 
 class Severity(StrEnum):
@@ -39,6 +42,15 @@ def check_fit(options: AbcOptions, server: ServerInfo) -> tuple[Finding, ...]:
     if server.unknown:
         found.append(_warn("unknown", f"the server does not report {', '.join(server.unknown)}: not checked"))
     return tuple(sorted(found, key=lambda finding: finding.severity is not Severity.STOP))
+
+
+def fill_length(options: AbcOptions, server: ServerInfo) -> int:
+    """Length of an unrelated prompt: as asked, else as long as A, or longer when the pool is much larger."""
+    if options.fill_tokens is not None:
+        return options.fill_tokens
+    pool = server.max_total_num_tokens or 0
+    longest = min(LONGEST_FILL, server.max_req_input_len or LONGEST_FILL)
+    return max(options.prefix_tokens + options.question_tokens, min(pool // FILLS_AIMED_AT, longest))
 
 
 def auto_fills(tokens: int, fill_tokens: int) -> int:
@@ -98,7 +110,7 @@ def _pools(options: AbcOptions, server: ServerInfo) -> Iterator[Finding]:
     if device is None or options.flush_between_bc:
         return
     prompt = options.prefix_tokens + options.question_tokens
-    fill = options.fill_tokens or prompt
+    fill = fill_length(options, server)
     each = cached_tokens(fill, options.output_tokens, page)
     own = cached_tokens(prompt, options.output_tokens, page) + page
     if options.fills is not None and own + (options.fills + options.warmups) * each <= device:

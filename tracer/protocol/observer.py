@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from kvwitness.collectors.journal import Journal, JournalUnreadable, find_journals, read_journal
+from kvwitness.collectors.journal import Journal, JournalUnreadable, find_journals, parse_journal
+from kvwitness.patches.schema import format as fmt
 from kvwitness.tracer.judgement import judge
 from kvwitness.tracer.ledger.facts import InstanceFacts, RequestFacts
 from kvwitness.tracer.protocol.workload import reusable_tokens
@@ -60,11 +61,32 @@ class JournalObserver:
         journals: list[Journal] = []
         for path in find_journals(self.directory):
             try:
-                journals.append(read_journal(path))
-            except JournalUnreadable:
+                journals.append(read_written(path))
+            except (JournalUnreadable, OSError):
                 # Just being created, or of another version: what it would have said stays unknown.
                 continue
         return judge(journals).instances if journals else ()
+
+
+def read_written(path: Path) -> Journal:
+    """Read the part of a journal that has been written so far.
+
+    A live journal's file has its full size from the start, 256 MiB by default; reading all of it for every
+    question would cost more than the answer is worth. Chunks are taken into use in order, so the first
+    unused one ends the written part. Raises ``JournalUnreadable`` and ``OSError``.
+    """
+    with path.open("rb") as file:
+        raw = bytearray(file.read(fmt.HEADER_BYTES))
+        if len(raw) == fmt.HEADER_BYTES and raw.startswith(fmt.FILE_MAGIC):
+            chunk_bytes = fmt.HEADER.unpack_from(raw)[3]
+            while chunk_bytes >= fmt.CHUNK_HEADER.size:
+                head = file.read(fmt.CHUNK_HEADER.size)
+                raw += head
+                # The unused chunk's header is kept: it tells the parser that the chunk before is whole.
+                if len(head) < fmt.CHUNK_HEADER.size or not any(head[:4]):
+                    break
+                raw += file.read(chunk_bytes - fmt.CHUNK_HEADER.size)
+    return parse_journal(bytes(raw), path.name)
 
 
 def prefix_left_l1(instances: Iterable[InstanceFacts], rid: str, page_size: int | None = None) -> bool | None:

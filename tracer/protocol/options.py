@@ -15,7 +15,7 @@ class AbcOptions(msgspec.Struct, frozen=True):
     fills: int | None = None
     """Number of unrelated prompts between B and C; None: as many as it takes to push the prefix out of L1."""
     fill_tokens: int | None = None
-    """Length of an unrelated prompt (None: as long as A)."""
+    """Length of an unrelated prompt (None: as long as A, longer where L1 is much larger than that)."""
     evict_host: bool = False
     """Keep filling until the prefix has left L2 as well."""
     second_hit: bool = False
