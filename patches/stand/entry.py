@@ -39,10 +39,12 @@ def plugin() -> None:
     global _installed
     if _installed or not enabled():
         return
-    from kvwitness.patches.stand import faults, shims
+    from kvwitness.patches.stand import faults
 
     try:
         faults.requested()
+        from kvwitness.patches.stand import shims
+
         shims.install()
         faults.install_faults()
     except Exception as error:

@@ -23,9 +23,10 @@ from kvwitness.tracer.stand.environment import StandEnvironment
 from kvwitness.tracer.stand.paths import stand_path
 
 LOOPBACK = "127.0.0.1"
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 300.0
 STOP_GRACE_S = 15.0
 _POLL_S = 0.2
+_HELPERS_GRACE_S = 1.0
 _TAIL_LINES = 40
 _SCHEDULER_TITLE = "sglang::scheduler"
 # What a developer has set for other servers must not reach this one.
@@ -101,6 +102,26 @@ def log_tail(log: Path, lines: int = _TAIL_LINES) -> str:
     return "\n".join(f"  {line}" for line in tail)
 
 
+def _still_running(processes: list[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Wait up to `timeout_s` for `processes` to end, and return those that have not.
+
+    A zombie has ended: in a container whose first process does not reap, it stays in the table for good.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        processes = [process for process in processes if _runs(process)]
+        if not processes or time.monotonic() >= deadline:
+            return processes
+        time.sleep(_POLL_S / 4)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 class StandServer:
     """A running server, as a context manager; entering waits until /health answers 200.
 
@@ -120,6 +141,7 @@ class StandServer:
         workdir: Path | None = None,
         port: int = 0,
         start_timeout_s: float = START_TIMEOUT_S,
+        stop_grace_s: float = STOP_GRACE_S,
     ) -> None:
         self._environment = environment
         self._model = model
@@ -127,6 +149,7 @@ class StandServer:
         self._workdir = workdir
         self._port = port
         self._start_timeout_s = start_timeout_s
+        self._stop_grace_s = stop_grace_s
         self._process: subprocess.Popen[bytes] | None = None
         self._log_file: IO[bytes] | None = None
         self._seen: dict[int, psutil.Process] = {}
@@ -270,8 +293,8 @@ class StandServer:
             for child in psutil.Process(self.pid).children(recursive=True):
                 self._seen.setdefault(child.pid, child)
 
-    def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """End the server: SIGTERM, up to `grace_s` seconds, then SIGKILL to all that is left of it.
+    def stop(self) -> None:
+        """End the server: SIGTERM, up to `stop_grace_s` seconds, then SIGKILL to all that is left of it.
 
         Idempotent. When this returns, no process of the server is left.
         """
@@ -282,16 +305,16 @@ class StandServer:
         if process.poll() is None:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=grace_s)
+                process.wait(timeout=self._stop_grace_s)
         # The helpers normally go by themselves just after the launcher.
-        _, left = psutil.wait_procs(list(self._seen.values()), timeout=1.0)
+        left = _still_running(list(self._seen.values()), _HELPERS_GRACE_S)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         for child in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
         process.wait()
-        psutil.wait_procs(left, timeout=grace_s)
+        _still_running(left, self._stop_grace_s)
         self._process = None
         self._seen.clear()
         if self._log_file is not None:
