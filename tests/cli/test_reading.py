@@ -1,0 +1,88 @@
+"""The commands that look at evidence: show, explain, verify."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvwitness.tracer.bundle import BundleInputs, write_bundle
+
+from .conftest import Command
+
+
+def test_show_a_bundle(kvwitness: Command, bundle: Path) -> None:
+    result = kvwitness("show", bundle)
+    assert result.exit_code == 0
+    head, *lines = [line for line in result.stdout.splitlines() if line.strip() and "─" not in line]
+    names = ["request", "series", "prompt", "L1", "L2", "L3", "recomputed", "grade", "sentence"]
+    assert head.split() == names
+    assert lines[2].split() == ["abc-c-1", "C", "100", "0", "64", "0", "36", "reported", "L2", "reported"]
+    assert lines[3].split()[0] == "other"
+
+
+def test_show_a_folder_of_journals(kvwitness: Command, data: Path) -> None:
+    rows = json.loads(kvwitness("show", data, "--json").stdout)["requests"]
+    assert [row["request"] for row in rows] == ["other", "abc-a-1", "abc-b-1", "abc-c-1"]
+
+
+def test_bundles_kept_beside_the_journals_are_not_counted_twice(kvwitness: Command, data: Path) -> None:
+    write_bundle(data / "bundle", BundleInputs(journals=tuple(data.glob("*.kvwj"))))
+    rows = json.loads(kvwitness("show", data, "--json").stdout)["requests"]
+    assert len(rows) == 4
+
+
+@pytest.mark.parametrize("rid", ["abc-c-1", "abc-c", "C"])
+def test_explain(kvwitness: Command, bundle: Path, rid: str) -> None:
+    result = kvwitness("explain", bundle, "--rid", rid)
+    assert result.exit_code == 0
+    text = result.stdout
+    assert text.startswith("L2 reported\n")
+    assert "request abc-c-1, 100 prompt tokens" in text
+    assert "by the server" in text
+    assert "seen     born  queued  [Queued 6]" in text
+    assert "MISSING  read  no load was seen" in text
+    assert "to obtain read: attach the hooks before the run" in text
+    assert "cached_tokens_details" in text
+    assert "agrees" in text
+
+
+def test_explain_prints_brackets_as_they_are(kvwitness: Command, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import msgspec
+    from bundle.runs import simple_judge
+
+    from kvwitness.tracer.judgement import Judgement
+
+    def judge(*args: object) -> Judgement:
+        verdicts = simple_judge(*args).verdicts  # type: ignore[arg-type]
+        return Judgement((), tuple(msgspec.structs.replace(one, notes=("slots [0:93] [/bold]",)) for one in verdicts))
+
+    monkeypatch.setattr("kvwitness.tracer.judgement.judge", judge)
+    assert "note: slots [0:93] [/bold]" in kvwitness("explain", data, "--rid", "other").stdout
+
+
+def test_a_changed_bundle_is_shown_with_a_warning(kvwitness: Command, bundle: Path) -> None:
+    (bundle / "summary.md").write_text("all fine")
+    for args in (("show", bundle), ("explain", bundle, "--rid", "A")):
+        result = kvwitness(*args)
+        assert result.exit_code == 0
+        assert "this bundle was changed" in result.stderr
+        assert "summary.md" in result.stderr
+    assert json.loads(kvwitness("show", bundle, "--json").stdout)["intact"] is False
+
+
+def test_verify(kvwitness: Command, bundle: Path) -> None:
+    result = kvwitness("verify", bundle)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("ok: ")
+    (bundle / "requests.jsonl").write_text("")
+    (bundle / "extra").write_text("")
+    (bundle / "metrics" / "after.prom").unlink()
+    result = kvwitness("verify", bundle)
+    assert result.exit_code == 1
+    for name in ("changed: requests.jsonl", "added: extra", "missing: metrics/after.prom", "verdict: verdicts.json"):
+        assert name in result.stdout
+    report = json.loads(kvwitness("verify", bundle, "--json").stdout)
+    assert report["ok"] is False
+    assert {problem["kind"] for problem in report["problems"]} == {"changed", "added", "missing", "verdict"}

@@ -1,0 +1,153 @@
+"""Open a bundle: its records, its verdicts, its journals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from kvwitness.collectors.journal import Journal, JournalUnreadable, find_journals, parse_journal
+from kvwitness.patches.schema.format import JOURNAL_SUFFIX
+from kvwitness.tracer.bundle.errors import BundleError
+from kvwitness.tracer.bundle.layout import (
+    ENVIRONMENT,
+    JOURNALS,
+    MANIFEST,
+    REQUESTS,
+    SPANS,
+    VERDICTS,
+    Manifest,
+    ManifestInvalid,
+    decode_manifest,
+    one_line,
+)
+from kvwitness.tracer.bundle.source import Problem, Source, Unreadable, open_source
+from kvwitness.tracer.model import RequestVerdict
+from kvwitness.tracer.protocol.record import RequestRecord
+
+T = TypeVar("T")
+
+
+class FileInvalid(ValueError):
+    """A file of the bundle does not hold what its name says; the message says what is wrong with it."""
+
+
+class Bundle(msgspec.Struct, frozen=True):
+    """What a bundle says, without its journals."""
+
+    path: Path
+    manifest: Manifest
+    environment: dict[str, Any]
+    requests: tuple[RequestRecord, ...]
+    verdicts: tuple[RequestVerdict, ...]
+    changed: tuple[Problem, ...]
+    """Files that are not as they were written; empty in an intact bundle."""
+
+
+def open_bundle(path: Path) -> Bundle:
+    """Read a bundle and check its files against the manifest, without judging again.
+
+    Raises :class:`BundleError` when a part that is needed cannot be read.
+    """
+    # Imported here because verifying builds on reading.
+    from kvwitness.tracer.bundle.verify import check_files
+
+    with open_source(path) as source:
+        checked = check_files(source)
+        try:
+            return Bundle(
+                path=path,
+                manifest=decode_manifest(_read(source, MANIFEST)),
+                environment=parse_environment(_read(source, ENVIRONMENT)),
+                requests=parse_requests(_read(source, REQUESTS)),
+                verdicts=parse_verdicts(_read(source, VERDICTS)),
+                changed=checked.problems,
+            )
+        except (FileInvalid, ManifestInvalid) as error:
+            raise _broken(path, error) from error
+
+
+def read_bundle_journals(path: Path) -> tuple[Journal, ...]:
+    """All journals of a bundle, by name. Raises :class:`BundleError`."""
+    with open_source(path) as source:
+        try:
+            return tuple(parse_bundle_journal(name, _read(source, name)) for name in journal_names(source))
+        except FileInvalid as error:
+            raise _broken(path, error) from error
+
+
+def read_bundle_spans(path: Path) -> bytes | None:
+    """The bundle's OTLP/JSON lines; None when it was written without. Raises :class:`BundleError`."""
+    with open_source(path) as source:
+        if SPANS not in source.names:
+            return None
+        try:
+            return _read(source, SPANS)
+        except FileInvalid as error:
+            raise _broken(path, error) from error
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether ``path`` looks like a bundle (and not, say, a folder of journals)."""
+    return path.is_file() or (path / MANIFEST).exists()
+
+
+def recorded_journals(folder: Path) -> list[Path]:
+    """The journals that processes wrote below ``folder``, without the copies in bundles that are kept there too."""
+    return [path for path in find_journals(folder) if not _is_copy(path)]
+
+
+def _is_copy(path: Path) -> bool:
+    bundle = path.parent.parent
+    return path.parent.name == JOURNALS and ((bundle / REQUESTS).exists() or (bundle / MANIFEST).exists())
+
+
+def journal_names(source: Source) -> tuple[str, ...]:
+    """The journals of a bundle in the order in which they are judged."""
+    return tuple(sorted(n for n in source.names if n.startswith(f"{JOURNALS}/") and n.endswith(JOURNAL_SUFFIX)))
+
+
+def parse_bundle_journal(name: str, raw: bytes) -> Journal:
+    """Read one journal. Raises :class:`FileInvalid`."""
+    try:
+        return parse_journal(raw, name.removeprefix(f"{JOURNALS}/"))
+    except JournalUnreadable as error:
+        raise FileInvalid(f"{name}: {one_line(error)}") from error
+
+
+def parse_environment(raw: bytes) -> dict[str, Any]:
+    """Read ``environment.json``. Raises :class:`FileInvalid`."""
+    return _decode(ENVIRONMENT, raw, dict[str, Any])
+
+
+def parse_verdicts(raw: bytes) -> tuple[RequestVerdict, ...]:
+    """Read ``verdicts.json``. Raises :class:`FileInvalid`."""
+    return _decode(VERDICTS, raw, tuple[RequestVerdict, ...])
+
+
+def parse_requests(raw: bytes) -> tuple[RequestRecord, ...]:
+    """Read ``requests.jsonl``. Raises :class:`FileInvalid`."""
+    lines = enumerate(raw.split(b"\n"), start=1)
+    return tuple(_decode(f"{REQUESTS}, line {number}", line, RequestRecord) for number, line in lines if line.strip())
+
+
+def _decode(name: str, raw: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FileInvalid(f"{name}: {one_line(error)}") from error
+
+
+def _read(source: Source, name: str) -> bytes:
+    if name not in source.names:
+        container = "; ".join(str(problem) for problem in source.problems[:1])
+        raise FileInvalid(f"{name}: it is missing" + (f" ({container})" if container else ""))
+    try:
+        return source.read(name)
+    except Unreadable as error:
+        raise FileInvalid(f"{name}: {one_line(error)}") from error
+
+
+def _broken(path: Path, error: Exception) -> BundleError:
+    return BundleError(one_line(error), str(path), f"`kvwitness verify {path}` says what else is wrong with it")

@@ -1,0 +1,224 @@
+"""Check a bundle: every byte against the manifest, every verdict against the evidence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from kvwitness.tracer import judgement
+from kvwitness.tracer.bundle.compare import first_difference
+from kvwitness.tracer.bundle.layout import (
+    ENVIRONMENT,
+    MANIFEST,
+    MANIFEST_HASH,
+    REQUESTS,
+    REQUIRED,
+    SELF_DESCRIBING,
+    SUMMARY,
+    VERDICTS,
+    FileEntry,
+    Manifest,
+    ManifestInvalid,
+    decode_manifest,
+    encode_manifest,
+    hash_line,
+    one_line,
+    sha256,
+    unsafe_name,
+)
+from kvwitness.tracer.bundle.read import (
+    FileInvalid,
+    journal_names,
+    parse_bundle_journal,
+    parse_environment,
+    parse_requests,
+    parse_verdicts,
+)
+from kvwitness.tracer.bundle.reports import reports_by_rid
+from kvwitness.tracer.bundle.source import Problem, ProblemKind, Source, Unreadable, open_source, problem
+from kvwitness.tracer.bundle.summary import render_summary
+from kvwitness.tracer.bundle.version import kvwitness_version
+
+
+class FileCheck(msgspec.Struct, frozen=True):
+    """The bundle's files against its manifest (None when it cannot be read)."""
+
+    manifest: Manifest | None
+    problems: tuple[Problem, ...]
+    files: int
+    """Number of files that were compared."""
+
+
+class VerifyReport(msgspec.Struct, frozen=True):
+    """What :func:`verify_bundle` found. ``ok`` only when nothing at all is wrong."""
+
+    path: str
+    ok: bool
+    problems: tuple[Problem, ...]
+    files: int
+    verdicts: int
+    """Number of verdicts that were derived again and compared."""
+    written_by: str | None
+    """The kvwitness version that wrote the bundle."""
+    checked_by: str
+
+
+def verify_bundle(path: Path) -> VerifyReport:
+    """Check the bundle at ``path``, a folder or a zip.
+
+    Everything wrong *in* it becomes a :class:`Problem`. Raises
+    :class:`~kvwitness.tracer.bundle.errors.BundleError` only when there is no bundle to check.
+    """
+    with open_source(path) as source:
+        checked = check_files(source)
+        problems, count = _check_verdicts(source, checked.manifest)
+    problems = (*checked.problems, *problems)
+    return VerifyReport(
+        path=str(path),
+        ok=not problems,
+        problems=problems,
+        files=checked.files,
+        verdicts=count,
+        written_by=checked.manifest.kvwitness if checked.manifest else None,
+        checked_by=kvwitness_version(),
+    )
+
+
+# --- the files -----------------------------------------------------------------------------------------
+
+
+def check_files(source: Source) -> FileCheck:
+    """Compare the files of a bundle with its manifest, and the manifest with its hash."""
+    problems = list(source.problems)
+    known = {one.path for one in problems}
+    manifest, raw = _check_manifest(source, problems)
+    if manifest is None or raw is None:
+        return FileCheck(manifest=None, problems=tuple(problems), files=0)
+    listed = _listed(manifest, problems)
+    for entry in listed.values():
+        # A link in place of a file is named once, as a link.
+        if entry.path not in known and (found := _check_entry(source, entry)) is not None:
+            problems.append(found)
+    for name in sorted(source.names - listed.keys() - SELF_DESCRIBING):
+        problems.append(problem(ProblemKind.ADDED, name, "it is not in the manifest"))
+    return FileCheck(manifest=manifest, problems=tuple(problems), files=len(listed) + len(SELF_DESCRIBING))
+
+
+def _check_manifest(source: Source, problems: list[Problem]) -> tuple[Manifest | None, bytes | None]:
+    raw = _read(source, MANIFEST, problems)
+    stored = _read(source, MANIFEST_HASH, problems)
+    if raw is None:
+        return None, None
+    if stored is not None and stored != hash_line(raw):
+        problems.append(
+            problem(
+                ProblemKind.CHANGED, MANIFEST, f"its hash is not the one in {MANIFEST_HASH}: one of them was changed"
+            )
+        )
+    try:
+        manifest = decode_manifest(raw)
+    except ManifestInvalid as error:
+        problems.append(problem(ProblemKind.MALFORMED, MANIFEST, error))
+        return None, None
+    if encode_manifest(manifest) != raw:
+        problems.append(problem(ProblemKind.CHANGED, MANIFEST, "it is not in the form that kvwitness writes"))
+    return manifest, raw
+
+
+def _listed(manifest: Manifest, problems: list[Problem]) -> dict[str, FileEntry]:
+    """The manifest's entries that may be followed, by path."""
+    listed: dict[str, FileEntry] = {}
+    for entry in manifest.files:
+        if (reason := unsafe_name(entry.path)) is not None:
+            problems.append(problem(ProblemKind.UNSAFE, MANIFEST, f"it lists {entry.path!r}: {reason}"))
+        elif entry.path in SELF_DESCRIBING or entry.path in listed:
+            problems.append(problem(ProblemKind.MALFORMED, MANIFEST, f"it must not list {entry.path} here"))
+        else:
+            listed[entry.path] = entry
+    for name in REQUIRED:
+        if name not in listed:
+            problems.append(problem(ProblemKind.MALFORMED, MANIFEST, f"it does not list {name}"))
+    return listed
+
+
+def _check_entry(source: Source, entry: FileEntry) -> Problem | None:
+    if entry.path not in source.names:
+        return problem(ProblemKind.MISSING, entry.path, "it is in the manifest but not in the bundle")
+    size = source.size(entry.path)
+    if size != entry.bytes:
+        return problem(ProblemKind.CHANGED, entry.path, f"it has {size} bytes instead of {entry.bytes}")
+    try:
+        content = source.read(entry.path)
+    except Unreadable as error:
+        return problem(ProblemKind.CHANGED, entry.path, error)
+    if sha256(content) != entry.sha256:
+        return problem(ProblemKind.CHANGED, entry.path, "its content is not what the manifest says (sha256)")
+    return None
+
+
+def _read(source: Source, name: str, problems: list[Problem]) -> bytes | None:
+    if name not in source.names:
+        if all(one.path != name for one in problems):
+            problems.append(problem(ProblemKind.MISSING, name, "it is not in the bundle"))
+        return None
+    try:
+        return source.read(name)
+    except Unreadable as error:
+        problems.append(problem(ProblemKind.CHANGED, name, error))
+        return None
+
+
+# --- the verdicts --------------------------------------------------------------------------------------
+
+
+def _check_verdicts(source: Source, manifest: Manifest | None) -> tuple[tuple[Problem, ...], int]:
+    """Judge the evidence again and compare; also of a bundle whose files were changed, to say what it did."""
+    if not {REQUESTS, VERDICTS} <= source.names:
+        return (), 0  # Already reported as missing, and nothing to compare without them.
+    try:
+        requests = parse_requests(source.read(REQUESTS))
+        stored = parse_verdicts(source.read(VERDICTS))
+        journals = [parse_bundle_journal(name, source.read(name)) for name in journal_names(source)]
+    except FileInvalid as error:
+        name, _, message = str(error).partition(": ")
+        return (problem(ProblemKind.MALFORMED, name, message),), 0
+    except Unreadable:
+        return (), 0  # Already reported as changed.
+    try:
+        derived = judgement.judge(journals, reports_by_rid(requests)).verdicts
+    except Exception as error:  # whatever a forged journal does to the judge must not hide the report
+        message = f"the verdicts cannot be derived again: {type(error).__name__}: {one_line(error)}"
+        return (problem(ProblemKind.VERDICT, VERDICTS, message),), 0
+    difference = first_difference(stored, derived)
+    if difference is not None:
+        return (problem(ProblemKind.VERDICT, VERDICTS, f"{difference}{_other_version(manifest)}"),), len(derived)
+    return _check_summary(source, manifest), len(derived)
+
+
+def _other_version(manifest: Manifest | None) -> str:
+    mine = kvwitness_version()
+    if manifest is None or manifest.kvwitness == mine:
+        return ""
+    return f" (the bundle was written by kvwitness {manifest.kvwitness}, this is {mine})"
+
+
+def _check_summary(source: Source, manifest: Manifest | None) -> tuple[Problem, ...]:
+    """The summary is what people read, so it must say what the evidence says. Its wording is one version's."""
+    if manifest is None or manifest.kvwitness != kvwitness_version() or not {SUMMARY, ENVIRONMENT} <= source.names:
+        return ()
+    try:
+        shown = source.read(SUMMARY)
+        expected = render_summary(
+            created=manifest.created,
+            version=manifest.kvwitness,
+            verdicts=parse_verdicts(source.read(VERDICTS)),
+            records=parse_requests(source.read(REQUESTS)),
+            environment=parse_environment(source.read(ENVIRONMENT)),
+            skipped=manifest.skipped_journals,
+        )
+    except (FileInvalid, Unreadable) as error:
+        return (problem(ProblemKind.MALFORMED, ENVIRONMENT, error),)
+    if shown != expected.encode():
+        return (problem(ProblemKind.VERDICT, SUMMARY, "it does not say what the bundle's evidence says"),)
+    return ()

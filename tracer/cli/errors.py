@@ -1,0 +1,22 @@
+"""The one error that ends a command: a line on standard error and exit code 2."""
+
+from __future__ import annotations
+
+from typing import IO, Any
+
+import click
+
+
+class UserError(click.ClickException):
+    """What is wrong, where, and what the user can do about it."""
+
+    exit_code = 2
+
+    def __init__(self, what: str, where: str, what_to_do: str) -> None:
+        super().__init__(" ".join(f"{where}: {what}; {what_to_do}".split()))
+        self.what = what
+        self.where = where
+        self.what_to_do = what_to_do
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"error: {self.message}", file=file, err=file is None)

@@ -1,0 +1,91 @@
+"""What ``show`` and ``explain`` look at: a bundle, or a folder of journals that may still be growing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from kvwitness.collectors.journal import Journal, JournalUnreadable, parse_journal
+from kvwitness.tracer import judgement
+from kvwitness.tracer.bundle.read import is_bundle, open_bundle, recorded_journals
+from kvwitness.tracer.bundle.rows import one_of_series
+from kvwitness.tracer.bundle.snapshot import snapshot_bytes
+from kvwitness.tracer.cli.bundles import bundle_errors
+from kvwitness.tracer.cli.errors import UserError
+from kvwitness.tracer.cli.output import note
+from kvwitness.tracer.model import RequestVerdict
+from kvwitness.tracer.protocol.record import RequestRecord
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """Verdicts, and the client's records when there are any."""
+
+    path: str
+    verdicts: tuple[RequestVerdict, ...]
+    requests: tuple[RequestRecord, ...]
+    intact: bool | None
+    """Whether a bundle's files are as they were written; None for a folder of journals."""
+
+
+def load_evidence(path: Path) -> Evidence:
+    """Open ``path``. Raises :class:`UserError`; what is merely suspicious is noted on standard error."""
+    if is_bundle(path):
+        with bundle_errors():
+            bundle = open_bundle(path)
+        if bundle.changed:
+            note(f"warning: {path}: this bundle was changed ({bundle.changed[0]}); see `kvwitness verify {path}`")
+        return Evidence(str(path), bundle.verdicts, bundle.requests, not bundle.changed)
+    if not path.is_dir():
+        raise UserError("there is nothing", str(path), "name a bundle or the folder that the server records into")
+    journals = read_folder(path)
+    return Evidence(str(path), judgement.judge(journals).verdicts, (), None)
+
+
+def read_folder(folder: Path) -> list[Journal]:
+    """The journals below ``folder``, each up to one moment. Raises :class:`UserError` when there are none."""
+    journals: list[Journal] = []
+    for path in recorded_journals(folder):
+        try:
+            journals.append(parse_journal(snapshot_bytes(path), path.name))
+        except JournalUnreadable as error:
+            note(f"warning: left out: {error}")
+    if not journals:
+        raise UserError(
+            "there are no journals",
+            str(folder),
+            f"start the server with `kvwitness serve --dir {folder} -- ...` and send it a request",
+        )
+    return journals
+
+
+def find_request(evidence: Evidence, wanted: str) -> RequestVerdict:
+    """The verdict about the request that ``wanted`` names: an id, the unique beginning of one, or a series.
+
+    Raises :class:`UserError`.
+    """
+    rids = list(dict.fromkeys(verdict.rid for verdict in evidence.verdicts))
+    rid = _choose(wanted, rids, evidence.requests)
+    if rid is None:
+        raise UserError(f"no request {wanted!r}", evidence.path, f"`kvwitness show {evidence.path}` lists them")
+    latest = {verdict.rid: verdict for verdict in evidence.verdicts}
+    if rid not in latest:
+        raise UserError(
+            f"there is no verdict about {rid}", evidence.path, "its server's journals are not here: see its environment"
+        )
+    return latest[rid]
+
+
+def _choose(wanted: str, rids: Sequence[str], records: Sequence[RequestRecord]) -> str | None:
+    known = list(dict.fromkeys([*rids, *(record.rid for record in records)]))
+    if wanted in known:
+        return wanted
+    of_series = one_of_series(records, wanted)
+    if of_series is not None:
+        return of_series.rid
+    begins = [rid for rid in known if rid.startswith(wanted)]
+    if len(begins) > 1:
+        shown = ", ".join(begins[:3])
+        raise UserError(f"{len(begins)} requests begin with it ({shown})", f"--rid {wanted}", "give more of the id")
+    return begins[0] if begins else None

@@ -1,0 +1,35 @@
+"""What ``kvwitness run abc --expect`` asks of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from kvwitness.tracer.bundle.rows import one_of_series
+from kvwitness.tracer.model import GRADE_ORDER, Grade, RequestVerdict, Tier
+from kvwitness.tracer.protocol.record import RequestRecord
+
+EXPECTED: Final[Mapping[str, Tier]] = {"A": Tier.RECOMPUTED, "B": Tier.L1, "C": Tier.L2}
+
+
+def unmet_expectations(verdicts: Sequence[RequestVerdict], records: Sequence[RequestRecord]) -> tuple[str, ...]:
+    """A line for each of A, B and C that is not confirmed to be what the protocol is about."""
+    latest = {verdict.rid: verdict for verdict in verdicts}
+    lines = []
+    for series, tier in EXPECTED.items():
+        record = one_of_series(records, series)
+        if record is None:
+            lines.append(f"{series} was not sent")
+            continue
+        line = _unmet(latest.get(record.rid), tier)
+        if line is not None:
+            lines.append(f"{series} ({record.rid}): {line}")
+    return tuple(lines)
+
+
+def _unmet(verdict: RequestVerdict | None, tier: Tier) -> str | None:
+    if verdict is None:
+        return f"expected {tier.value}, there is no verdict"
+    if verdict.tier is tier and GRADE_ORDER[verdict.grade] >= GRADE_ORDER[Grade.CONFIRMED]:
+        return None
+    return f"expected {tier.value} confirmed, found {verdict.tier.value} {verdict.grade.value} ({verdict.sentence})"

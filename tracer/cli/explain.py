@@ -1,0 +1,154 @@
+"""``kvwitness explain``: one request, its claim, and every link that the claim rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from kvwitness.tracer.cli.evidence import find_request, load_evidence
+from kvwitness.tracer.cli.output import console, json_option, print_json
+from kvwitness.tracer.cli.table import GRADE_STYLE, grade_text
+from kvwitness.tracer.model import CrossCheck, EventRef, LinkEvidence, LoadBack, RangeVerdict, RequestVerdict
+
+_ANSWER = {True: ("agrees", "green"), False: ("DISAGREES", "bold red"), None: ("not comparable", "dim")}
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--rid", required=True, help="Request id, the unique beginning of one, or a series (A, B, C).")
+@json_option
+def explain(path: Path, rid: str, as_json: bool) -> None:
+    """Explain the verdict about one request in PATH, a bundle or a folder of journals.
+
+    Shows the claim for each token range, what was seen for each link of its chain of evidence with the
+    numbers of the recorded events, what is missing and how to obtain it, and what other witnesses say.
+
+    \b
+    Example:
+      kvwitness explain bundle --rid C
+    """
+    evidence = load_evidence(path)
+    verdict = find_request(evidence, rid)
+    if as_json:
+        print_json({"path": evidence.path, "intact": evidence.intact, "verdict": verdict})
+        return
+    _print(console(), verdict)
+
+
+def _print(out: Console, verdict: RequestVerdict) -> None:
+    out.print(Text.assemble((verdict.sentence, f"bold {GRADE_STYLE[verdict.grade]}")))
+    out.print(Text(_about(verdict), style="dim"))
+    out.print(_range_table(verdict.ranges))
+    for piece in verdict.ranges:
+        if piece.links:
+            out.print(Text(f"tokens {piece.start} to {piece.end}", style="bold"))
+            out.print(Padding(_link_table(piece.links, verdict.instance), (0, 0, 0, 2)))
+    for part in (*_load_backs(verdict), *_missing(verdict), *_checks(verdict.checks)):
+        out.print(part)
+    for text in verdict.notes:
+        out.print(Text(f"note: {text}"))
+
+
+def _about(verdict: RequestVerdict) -> str:
+    parts = [
+        f"request {verdict.rid}",
+        f"{verdict.prompt_tokens} prompt tokens",
+        f"instance {verdict.instance}",
+        f"epoch {verdict.epoch}",
+    ]
+    if verdict.attempt > 1:
+        parts.append(f"attempt {verdict.attempt}")
+    if not verdict.finished:
+        parts.append("not seen to finish")
+    if verdict.queued_ns is not None and verdict.first_token_ns is not None:
+        parts.append(f"first token after {(verdict.first_token_ns - verdict.queued_ns) / 1e6:.1f} ms")
+    return ", ".join(parts)
+
+
+def _range_table(ranges: Sequence[RangeVerdict]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("tokens")
+    table.add_column("count", justify="right")
+    for name in ("tier", "grade", "reason"):
+        table.add_column(name)
+    table.add_column("detail", ratio=1, overflow="fold")
+    for piece in ranges:
+        table.add_row(
+            f"{piece.start} to {piece.end}",
+            str(piece.tokens),
+            piece.tier.value,
+            grade_text(piece.grade),
+            piece.reason.value,
+            Text(piece.detail),
+        )
+    return table
+
+
+def _link_table(links: Sequence[LinkEvidence], instance: str) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column()
+    table.add_column(ratio=1, overflow="fold")
+    for link in links:
+        mark = Text("seen", style="green") if link.holds else Text("MISSING", style="bold red")
+        text = Text(link.detail)
+        if link.events:
+            text.append(f"  [{_events(link.events, instance)}]", style="dim")
+        table.add_row(mark, link.link.value, text)
+    return table
+
+
+def _events(events: Sequence[EventRef], instance: str) -> str:
+    return ", ".join(
+        f"{event.kind} {event.seq}" + (f" of {event.instance}" if event.instance != instance else "")
+        for event in events
+    )
+
+
+def _load_backs(verdict: RequestVerdict) -> Iterator[RenderableType]:
+    for load in verdict.load_backs:
+        yield Text(f"{_load_words(load)}  [{_events(load.events, verdict.instance)}]")
+
+
+def _load_words(load: LoadBack) -> str:
+    words = f"load {load.transfer}: {load.tokens} tokens from L2"
+    if load.transfer_tokens != load.tokens:
+        words += f" of {load.transfer_tokens} in the transfer"
+    words += f", {load.bytes} bytes"
+    words += (
+        ", completion not seen"
+        if load.done_ns is None
+        else f", done {(load.done_ns - load.queued_ns) / 1e6:.2f} ms later"
+    )
+    if load.device_duration_ns is not None:
+        words += f" ({load.device_duration_ns / 1e6:.2f} ms on the device)"
+    return words
+
+
+def _missing(verdict: RequestVerdict) -> Iterator[RenderableType]:
+    remedies = dict.fromkeys(
+        (link.link.value, link.remedy) for piece in verdict.ranges for link in piece.missing if link.remedy
+    )
+    for link, remedy in remedies:
+        yield Text.assemble(("to obtain ", "bold"), (link, "bold"), f": {remedy}")
+
+
+def _checks(checks: Sequence[CrossCheck]) -> Iterator[RenderableType]:
+    if not checks:
+        return
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("witness", "answer", "ours", "theirs"):
+        table.add_column(name)
+    table.add_column("explanation", ratio=1, overflow="fold")
+    for check in checks:
+        word, style = _ANSWER[check.agrees]
+        texts = (check.ours, check.theirs, check.explanation)
+        table.add_row(Text(check.witness), Text(word, style=style), *(Text(text) for text in texts))
+    yield table

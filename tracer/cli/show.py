@@ -1,0 +1,30 @@
+"""``kvwitness show``: the table of all requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from kvwitness.tracer.bundle.rows import rows_of
+from kvwitness.tracer.cli.evidence import load_evidence
+from kvwitness.tracer.cli.output import console, json_option, print_json
+from kvwitness.tracer.cli.table import request_table
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@json_option
+def show(path: Path, as_json: bool) -> None:
+    """Show every request in PATH: a bundle, or the folder that a server records into (also while it runs).
+
+    \b
+    Example:
+      kvwitness show kvwitness-data/20260102-030405
+    """
+    evidence = load_evidence(path)
+    rows = rows_of(evidence.verdicts, evidence.requests)
+    if as_json:
+        print_json({"path": evidence.path, "intact": evidence.intact, "requests": rows})
+        return
+    console().print(request_table(rows))
