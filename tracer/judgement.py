@@ -7,8 +7,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from kvwitness.collectors.journal import Journal
+from kvwitness.tracer.ledger.derive import derive, traceparents_of
 from kvwitness.tracer.ledger.facts import InstanceFacts
 from kvwitness.tracer.model import RequestVerdict, ServerReport
+from kvwitness.tracer.verdicts.combine import combine
+from kvwitness.tracer.verdicts.request import judge_request
+
+SCHEDULER_ROLE = "scheduler"
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -30,4 +35,17 @@ def judge(journals: Sequence[Journal], reports: Mapping[str, ServerReport] | Non
 
     Pure: the same journals and reports give the same judgement, anywhere.
     """
-    raise NotImplementedError
+    reports = reports or {}
+    traceparents = traceparents_of(list(journals))
+    instances = tuple(derive(journal, traceparents) for journal in journals if journal.role == SCHEDULER_ROLE)
+    verdicts = [
+        judge_request(instance, request, _reports_for(request.rid, reports))
+        for instance in instances
+        for request in instance.requests
+    ]
+    return Judgement(instances, combine(verdicts, instances))
+
+
+def _reports_for(rid: str, reports: Mapping[str, ServerReport]) -> tuple[ServerReport, ...]:
+    report = reports.get(rid)
+    return () if report is None else (report,)

@@ -356,11 +356,15 @@ class Ledger:
 
     def _transfer_started(self, event: ev.TransferStarted, moment: ft.Moment) -> None:
         if event.direction == ev.Direction.D2H:
+            tokens = 0
             for node in event.nodes:
                 for backup in self._pending_backups.get(node, ()):
                     if backup.started is None:
                         backup.started, backup.transfer = moment, event.transfer
+                        tokens += backup.queued.tokens
                         break
+            if tokens != event.tokens:
+                self._gap(event.seq, f"transfer {event.transfer} copies {event.tokens} tokens, {tokens} were queued")
             return
         loads: list[_OpenLoad] = []
         for node in event.nodes:

@@ -1,0 +1,1 @@
+"""From facts to verdicts: pure functions, one module per kind of claim."""

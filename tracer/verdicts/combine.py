@@ -1,0 +1,96 @@
+"""One verdict per request: over retractions (the last attempt) and over the ranks of a group (the weakest)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+
+from kvwitness.tracer.ledger.facts import InstanceFacts
+from kvwitness.tracer.model import (
+    GRADE_ORDER,
+    Grade,
+    Link,
+    LinkEvidence,
+    RangeVerdict,
+    Reason,
+    RequestVerdict,
+    Tier,
+)
+from kvwitness.tracer.verdicts.links import REMEDY
+from kvwitness.tracer.verdicts.request import overall_grade
+from kvwitness.tracer.verdicts.sentences import sentence
+
+
+def combine(verdicts: Sequence[RequestVerdict], instances: Sequence[InstanceFacts]) -> tuple[RequestVerdict, ...]:
+    """One verdict per request id and use, in the order of their queueing."""
+    by_instance = {instance.instance: instance for instance in instances}
+    groups: dict[tuple[str, int], list[RequestVerdict]] = defaultdict(list)
+    uses: dict[tuple[str, str], int] = defaultdict(int)
+    for verdict in verdicts:
+        key = (verdict.rid, verdict.instance)
+        if verdict.attempt == 1:
+            uses[key] += 1
+        groups[(verdict.rid, uses[key])].append(verdict)
+    return tuple(_combine_one(group, by_instance) for group in groups.values())
+
+
+def _combine_one(group: list[RequestVerdict], instances: dict[str, InstanceFacts]) -> RequestVerdict:
+    last: dict[str, RequestVerdict] = {}
+    for verdict in group:
+        last[verdict.instance] = verdict
+    ranks = list(last.values())
+    weakest = min(ranks, key=_strength)
+    wrong = _missing_ranks(ranks, instances) or _divergence(ranks)
+    return _capped(weakest, wrong) if wrong is not None else weakest
+
+
+def _strength(verdict: RequestVerdict) -> int:
+    return GRADE_ORDER.get(verdict.grade, GRADE_ORDER[Grade.CONFIRMED])
+
+
+def _missing_ranks(ranks: list[RequestVerdict], instances: dict[str, InstanceFacts]) -> tuple[Reason, str] | None:
+    facts = instances[ranks[0].instance].facts.get("ranks") or {}
+    tp, pp = facts.get("attn_tp_size") or facts.get("tp_size") or 1, facts.get("pp_size") or 1
+    expected = int(tp) * int(pp)
+    if len(ranks) < expected:
+        return Reason.INCONCLUSIVE, f"the request ran on {expected} ranks, {len(ranks)} of them were recorded"
+    return None
+
+
+def _divergence(ranks: list[RequestVerdict]) -> tuple[Reason, str] | None:
+    first = ranks[0]
+    for other in ranks[1:]:
+        if other.tokens != first.tokens:
+            detail = f"{first.instance} says {_tokens(first)}, {other.instance} says {_tokens(other)}"
+            return Reason.RANKS_DIVERGE, detail
+    return None
+
+
+def _tokens(verdict: RequestVerdict) -> str:
+    t = verdict.tokens
+    return f"L1 {t.l1}, L2 {t.l2}, L3 {t.l3}, recomputed {t.recomputed}"
+
+
+def _capped(verdict: RequestVerdict, wrong: tuple[Reason, str]) -> RequestVerdict:
+    """Nothing may be confirmed for a group whose ranks are not all seen, or do not agree."""
+    reason, detail = wrong
+    link = LinkEvidence(Link.RECORD_COMPLETE, False, detail, (), REMEDY[Link.RECORD_COMPLETE])
+    ranges = tuple(_capped_range(r, reason, link) for r in verdict.ranges)
+    tier = verdict.tier
+    grade = overall_grade(ranges, tier)
+    return msgspec.structs.replace(
+        verdict, ranges=ranges, grade=grade, reason=reason, sentence=sentence(tier, grade, ranges)
+    )
+
+
+def _capped_range(r: RangeVerdict, reason: Reason, link: LinkEvidence) -> RangeVerdict:
+    links = (*r.links, link)
+    if r.grade in (Grade.CONFIRMED, Grade.VERIFIED):
+        grade = Grade.REPORTED
+    elif r.grade is Grade.RECOMPUTED:
+        return msgspec.structs.replace(r, tier=Tier.UNKNOWN, grade=Grade.UNKNOWN, reason=reason, links=links)
+    else:
+        grade = r.grade
+    return msgspec.structs.replace(r, grade=grade, reason=reason, detail=link.detail, links=links)

@@ -1,0 +1,83 @@
+"""Claim: these tokens were served by L1."""
+
+from __future__ import annotations
+
+from kvwitness.tracer.ledger.facts import InstanceFacts, Load, MatchedNode, RequestFacts
+from kvwitness.tracer.model import Grade, Link, RangeVerdict, Reason, Tier
+from kvwitness.tracer.verdicts.grading import graded
+from kvwitness.tracer.verdicts.links import Evidence
+from kvwitness.tracer.verdicts.usage import Usage
+
+
+def judge_l1(instance: InstanceFacts, request: RequestFacts, usage: Usage, start: int, end: int) -> list[RangeVerdict]:
+    """Verdicts for the part ``[start, end)`` that the match found in L1, node by node, equal ones merged."""
+    match = request.match
+    if match is None or end <= start:
+        return []
+    loads = {load.id: load for load in instance.loads}
+    found: list[RangeVerdict] = []
+    covered = start
+    for node in match.nodes:
+        low, high = max(node.start, start), min(node.end, end)
+        if low >= high:
+            continue
+        if low > covered:
+            found.append(_without_node(instance, request, usage, covered, low))
+        found.append(_judge_node(instance, request, usage, node, loads, low, high))
+        covered = high
+    if covered < end:
+        found.append(_without_node(instance, request, usage, covered, end))
+    return found
+
+
+def _without_node(instance: InstanceFacts, request: RequestFacts, usage: Usage, start: int, end: int) -> RangeVerdict:
+    evidence = Evidence(instance)
+    moment = request.match.moment if request.match is not None else None
+    evidence.miss(Link.BORN, "the matched path was not recorded", moment)
+    usage.link(evidence)
+    return graded(start, end, Tier.L1, Reason.L1_HIT, evidence.complete())
+
+
+def _judge_node(
+    instance: InstanceFacts,
+    request: RequestFacts,
+    usage: Usage,
+    node: MatchedNode,
+    loads: dict[int, Load],
+    start: int,
+    end: int,
+) -> RangeVerdict:
+    assert request.match is not None
+    evidence = Evidence(instance)
+    matched = request.match.moment
+    load = loads.get(node.load) if node.load is not None else None
+    pending = load is not None and (load.done is None or load.done.seq > _read_by(request))
+    if node.resident is None and load is None:
+        evidence.miss(Link.BORN, f"nothing recorded says how node {node.node} came into L1", matched)
+    elif not node.known or node.same_prefix is not True:
+        evidence.miss(Link.BORN, f"the ledger cannot tell whose prefix node {node.node} holds", matched)
+    elif load is not None:
+        evidence.hold(Link.BORN, f"loaded back from L2 for request {load.rid}", load.queued, node.resident or load.done)
+    else:
+        evidence.hold(Link.BORN, f"put into L1 by the prefill of request {node.resident_by}", node.resident)
+    if pending:
+        detail = "its load-back from L2 was not complete before this request had used it"
+        evidence.miss(Link.RESIDENT_L1, detail, load.queued if load is not None else None, matched)
+    elif not node.on_device:
+        evidence.miss(Link.RESIDENT_L1, f"the tree holds node {node.node} outside L1", matched)
+    elif node.evicted is not None and node.resident is None and load is None:
+        evidence.miss(Link.RESIDENT_L1, "the ledger saw it leave L1 before the match", node.evicted, matched)
+    else:
+        evidence.hold(Link.RESIDENT_L1, "matched in L1, not evicted since it was put there", matched)
+    usage.link(evidence)
+    reason = Reason.READ_OF_UNACKNOWLEDGED_LOAD if pending else Reason.L1_HIT
+    verdict = graded(start, end, Tier.L1, reason, evidence.complete())
+    if pending and verdict.grade is Grade.CONFIRMED:
+        raise AssertionError("a pending load cannot be confirmed")
+    return verdict
+
+
+def _read_by(request: RequestFacts) -> int:
+    """Event before which the KV must have been in place: the last prefill result of the request."""
+    done = [chunk.done.seq for chunk in request.chunks if chunk.done is not None]
+    return max(done, default=0)

@@ -1,0 +1,250 @@
+"""Claim: these tokens were read from L2 (or, where the slots were filled from storage for it, from L3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvwitness.patches.schema.events import Eviction
+from kvwitness.tracer.ledger.facts import (
+    Backup,
+    InstanceFacts,
+    Load,
+    LoadSegment,
+    MatchedNode,
+    Moment,
+    Prefetch,
+    RequestFacts,
+    Residency,
+)
+from kvwitness.tracer.model import Link, RangeVerdict, Reason, Tier
+from kvwitness.tracer.verdicts.grading import graded
+from kvwitness.tracer.verdicts.links import Evidence
+from kvwitness.tracer.verdicts.usage import Usage
+
+
+def judge_loads(
+    instance: InstanceFacts, request: RequestFacts, usage: Usage, start: int, end: int
+) -> list[RangeVerdict]:
+    """Verdicts for ``[start, end)``, the part that this request's load-back brought into L1."""
+    loads = [load for load in instance.loads if load.id in request.loads]
+    backups = {backup.id: backup for backup in instance.backups}
+    prefetches = {prefetch.done.seq: prefetch for prefetch in instance.prefetches}
+    found: list[RangeVerdict] = []
+    covered = start
+    for load in sorted(loads, key=lambda item: item.start):
+        for segment in load.segments:
+            low, high = max(segment.start, covered), min(segment.end, end)
+            if low >= high:
+                continue
+            if low > covered:
+                found.append(_unexplained(instance, request, usage, covered, low))
+            found.append(_judge_segment(instance, request, usage, load, segment, backups, prefetches, low, high))
+            covered = high
+    if covered < end:
+        found.append(_unexplained(instance, request, usage, covered, end))
+    return found
+
+
+def _unexplained(instance: InstanceFacts, request: RequestFacts, usage: Usage, start: int, end: int) -> RangeVerdict:
+    evidence = Evidence(instance)
+    evidence.miss(Link.READ, "no load-back of these tokens was recorded for this request")
+    usage.link(evidence)
+    return graded(start, end, Tier.L2, Reason.INCONCLUSIVE, evidence.complete())
+
+
+def _judge_segment(
+    instance: InstanceFacts,
+    request: RequestFacts,
+    usage: Usage,
+    load: Load,
+    segment: LoadSegment,
+    backups: dict[int, Backup],
+    prefetches: dict[int, Prefetch],
+    start: int,
+    end: int,
+) -> RangeVerdict:
+    evidence = Evidence(instance)
+    tier, reason = Tier.L2, Reason.L2_READ
+    backup = backups.get(segment.origin_id) if segment.origin == "backup" else None
+    prefetch = prefetches.get(segment.origin_id) if segment.origin == "prefetch" else None
+    if prefetch is not None and prefetch.rid == request.rid:
+        tier, reason = Tier.L3, Reason.L3_READ
+        _prefetched(evidence, request, prefetch, segment)
+    else:
+        if prefetch is not None:
+            evidence.hold(Link.BORN, f"read from storage into L2 for request {prefetch.rid}", prefetch.done)
+            _stored(evidence, segment, prefetch.done, "the prefetch from storage")
+        else:
+            _born(evidence, instance, backup)
+            _backed_up(evidence, request, segment, backup)
+        usable = backup.acked if backup is not None else prefetch.done if prefetch is not None else None
+        _left_l1(evidence, instance, request, usable, start, end)
+    _resident_l2(evidence, request, load, segment, start, end)
+    _read(evidence, instance, request, load)
+    usage.link(evidence)
+    return graded(start, end, tier, reason, evidence.complete())
+
+
+def _born(evidence: Evidence, instance: InstanceFacts, backup: Backup | None) -> None:
+    if backup is None:
+        evidence.miss(Link.BORN, "nothing recorded says what the slots that were read hold")
+        return
+    births = [
+        residency
+        for residency in instance.residencies
+        if residency.tier == "L1"
+        and residency.epoch == backup.epoch
+        and residency.owner == backup.owner
+        and residency.since.kind == "Inserted"
+        and backup.acked is not None
+        and residency.since.seq < backup.acked.seq
+    ]
+    if backup.owner is None or not covers(births, backup.start, backup.end):
+        detail = "no recorded prefill put these tokens into L1 before they were backed up"
+        evidence.miss(Link.BORN, detail, backup.queued)
+        return
+    first = min((r.since for r in births if r.start < backup.end and r.end > backup.start), key=lambda m: m.seq)
+    evidence.hold(Link.BORN, f"put into L1 by the prefill of request {backup.owner}", first)
+
+
+def covers(residencies: Iterable[Residency], start: int, end: int) -> bool:
+    """Whether the residencies together cover ``[start, end)``."""
+    position = start
+    for residency in sorted(residencies, key=lambda r: r.start):
+        if residency.start > position:
+            break
+        position = max(position, residency.end)
+    return position >= end
+
+
+def _stored(evidence: Evidence, segment: LoadSegment, usable: Moment, what: str) -> bool:
+    """The slots hold the same positions of the same prefix; adds the missing link if not."""
+    if not segment.aligned:
+        evidence.miss(Link.BACKED_UP, f"{what} wrote the slots for other positions", usable)
+        return False
+    if segment.same_prefix is not True:
+        why = "another prefix" if segment.same_prefix is False else "a prefix whose digests are not recorded"
+        evidence.miss(Link.BACKED_UP, f"{what} wrote the slots for {why}", usable)
+        return False
+    return True
+
+
+def _backed_up(evidence: Evidence, request: RequestFacts, segment: LoadSegment, backup: Backup | None) -> None:
+    if backup is None:
+        evidence.miss(Link.BACKED_UP, "no acknowledged backup wrote the slots that were read")
+        return
+    if backup.acked is None or backup.started is None:
+        evidence.miss(Link.BACKED_UP, "the backup's copy was never acknowledged", backup.queued, backup.started)
+        return
+    assert request.match is not None
+    if backup.acked.seq > request.match.moment.seq:
+        evidence.miss(Link.BACKED_UP, "the backup was acknowledged only after the match", backup.queued, backup.acked)
+        return
+    if not _stored(evidence, segment, backup.acked, "the backup"):
+        return
+    slots = sum(run.length for run in backup.slots)
+    detail = f"backup of {backup.tokens} tokens into {slots} host slots, acknowledged"
+    if segment.digest_to < segment.end:
+        detail += f"; prefix equality by digest to token {segment.digest_to}, the rest by the radix match"
+    evidence.hold(Link.BACKED_UP, detail, backup.queued, backup.started, backup.acked)
+
+
+def _prefetched(evidence: Evidence, request: RequestFacts, prefetch: Prefetch, segment: LoadSegment) -> None:
+    if not segment.aligned:
+        evidence.miss(Link.PREFETCHED, "the prefetch filled the slots for other positions", prefetch.done)
+        return
+    detail = f"{prefetch.loaded} tokens from storage, from token {prefetch.start + prefetch.existing} on"
+    evidence.hold(Link.PREFETCHED, detail, prefetch.asked, prefetch.done)
+
+
+def _left_l1(
+    evidence: Evidence,
+    instance: InstanceFacts,
+    request: RequestFacts,
+    usable: Moment | None,
+    start: int,
+    end: int,
+) -> None:
+    assert request.match is not None
+    matched = request.match.moment
+    nodes = [node for node in request.match.nodes if node.start < end and node.end > start]
+    if not nodes:
+        evidence.miss(Link.LEFT_L1, "the matched path was not recorded", matched)
+        return
+    if min(n.start for n in nodes) > start or max(n.end for n in nodes) < end:
+        evidence.miss(Link.LEFT_L1, "the matched path does not cover these tokens", matched)
+        return
+    for node in nodes:
+        wrong = _still_in_l1(node, usable)
+        if wrong is not None:
+            evidence.miss(Link.LEFT_L1, wrong, node.evicted, matched)
+            return
+    calls = {call.call: call for call in instance.evictions}
+    last = max((n.evicted for n in nodes if n.evicted is not None), key=lambda m: m.seq)
+    call = next((calls[n.evicted_call] for n in nodes if n.evicted_call in calls), None)
+    who = " for request " + ", ".join(call.rids) if call is not None and call.rids else ""
+    how = Eviction.NAMES.get(nodes[-1].evicted_how or 0, "evicted")
+    evidence.hold(Link.LEFT_L1, f"{how} from L1{who}, and not in L1 at the match", last, matched)
+
+
+def _still_in_l1(node: MatchedNode, usable: Moment | None) -> str | None:
+    """Why it is not shown that a node had left L1 for its copy in L2; None when it is."""
+    if node.on_device:
+        return f"node {node.node} was in L1 at the match"
+    if node.evicted is None or node.resident is not None:
+        return f"no eviction of node {node.node} from L1 was recorded"
+    if node.evicted_how != Eviction.DEMOTED:
+        return f"node {node.node} was {Eviction.NAMES.get(node.evicted_how or 0, 'evicted')}, not demoted to L2"
+    if usable is None or node.evicted.seq < usable.seq:
+        return f"node {node.node} left L1 before its copy in L2 was usable"
+    return None
+
+
+def _resident_l2(
+    evidence: Evidence, request: RequestFacts, load: Load, segment: LoadSegment, start: int, end: int
+) -> None:
+    assert request.match is not None
+    match = request.match
+    promised = (match.device, match.device + match.host)
+    if segment.origin == "unknown":
+        evidence.miss(Link.RESIDENT_L2, "by the ledger these host slots hold nothing usable", match.moment, load.queued)
+    elif start < promised[0] or end > promised[1]:
+        evidence.miss(Link.RESIDENT_L2, f"the match promised tokens {promised[0]} to {promised[1]} of L2", match.moment)
+    elif load.freed_while_loading:
+        evidence.miss(Link.RESIDENT_L2, "host slots were given back while they were being read", load.queued, load.done)
+    else:
+        evidence.hold(
+            Link.RESIDENT_L2,
+            f"matched in L2 ({match.host} tokens); its slots were not freed, reused or cleared before the read",
+            match.moment,
+            load.queued,
+        )
+
+
+def _read(evidence: Evidence, instance: InstanceFacts, request: RequestFacts, load: Load) -> None:
+    decision = request.decision
+    if load.started is None:
+        evidence.miss(Link.READ, "the copy from L2 was queued and never launched", load.queued)
+    elif load.done is None:
+        evidence.miss(Link.READ, "the completion of the copy from L2 was never seen", load.queued, load.started)
+    elif decision is None or decision.loaded != load.tokens:
+        evidence.miss(Link.READ, "the load-back's result does not match the copy", load.queued, load.done)
+    elif not _bytes_fit(instance, load):
+        detail = f"the transfer moved {load.transfer_bytes} bytes for {load.transfer_tokens} tokens"
+        evidence.miss(Link.READ, detail, load.started, load.done)
+    else:
+        detail = f"{load.tokens} tokens copied from L2 to L1 ({load.transfer_bytes} bytes in all"
+        detail += f", {load.duration_ns / 1e6:.2f} ms on the device)" if load.duration_ns is not None else ")"
+        if load.transfer_tokens != load.tokens:
+            detail += f"; one transfer of {load.transfer_tokens} tokens for several requests"
+        evidence.hold(Link.READ, detail, load.queued, decision.moment, load.started, load.done)
+
+
+def _bytes_fit(instance: InstanceFacts, load: Load) -> bool:
+    """Bytes = tokens x bytes per token (all layers). With further pools in the transfer there are more bytes."""
+    per_token = instance.facts.get("bytes_per_token")
+    if not isinstance(per_token, int) or load.transfer_tokens is None or load.transfer_bytes is None:
+        return False
+    expected = load.transfer_tokens * per_token
+    alone = len(instance.facts.get("pools") or ()) <= 1
+    return load.transfer_bytes == expected if alone else load.transfer_bytes >= expected

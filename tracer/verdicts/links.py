@@ -1,0 +1,107 @@
+"""Building blocks of a chain of evidence: a link that holds, a link that is missing and how to obtain it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from kvwitness.tracer.ledger.facts import InstanceFacts, Moment
+from kvwitness.tracer.model import EventRef, Link, LinkEvidence
+
+HOOK_OF_LINK: dict[Link, str] = {
+    Link.BORN: "born",
+    Link.BACKED_UP: "backed_up",
+    Link.LEFT_L1: "left_l1",
+    Link.RESIDENT_L1: "resident_l1",
+    Link.RESIDENT_L2: "resident_l2",
+    Link.READ: "read",
+    Link.USED: "used",
+    Link.PREFETCHED: "prefetched",
+}
+"""Name under which hooks declare that a link rests on them (kvwitness.patches.contract.Hook.links)."""
+
+REMEDY: dict[Link, str] = {
+    Link.BORN: "start the recorder before the first request of the series (kvwitness serve, or KVWITNESS_DIR)",
+    Link.BACKED_UP: "check the write policy and the host pool's size; wait for the backup before evicting",
+    Link.LEFT_L1: "evict the prefix from L1 with other prefixes before the repeat, with the recorder running",
+    Link.RESIDENT_L1: "repeat the request while its prefix is still in L1",
+    Link.RESIDENT_L2: "repeat the request while L2 still holds the prefix: larger host pool, fewer fills, no flush",
+    Link.READ: "let the load-back complete: enough free L1, prefix above the load-back threshold, server alive",
+    Link.USED: "let the request finish its prefill with the recorder running",
+    Link.PREFETCHED: "use the prefetch policy wait_complete or timeout, and look at the storage backend's errors",
+    Link.WITNESSES_AGREE: "look at the disagreement below; the server's own numbers may be wrong in this release",
+    Link.RECORD_COMPLETE: "record again without losing events: larger KVWITNESS_QUOTA_MB, every rank, no restart",
+}
+
+
+class Evidence:
+    """Collects the links of one claim on one instance."""
+
+    def __init__(self, instance: InstanceFacts) -> None:
+        self._instance = instance
+        self._links: list[LinkEvidence] = []
+        self._unsound = unsound_links(instance)
+
+    def hold(self, link: Link, detail: str, *moments: Moment | None) -> None:
+        """The link was seen, in these events; it does not hold where a hook that it rests on is not sound."""
+        wrong = self._unsound.get(link)
+        if wrong is not None:
+            self.miss(link, wrong, *moments, remedy="see kvwitness doctor")
+            return
+        self._links.append(LinkEvidence(link, True, detail, self._refs(moments)))
+
+    def miss(self, link: Link, detail: str, *moments: Moment | None, remedy: str = "") -> None:
+        """The link is missing; say what is missing, and how to obtain it."""
+        self._links.append(LinkEvidence(link, False, detail, self._refs(moments), remedy or REMEDY[link]))
+
+    def _refs(self, moments: Iterable[Moment | None]) -> tuple[EventRef, ...]:
+        instance = self._instance.instance
+        return tuple(EventRef(instance, m.seq, m.kind) for m in moments if m is not None)
+
+    def complete(self) -> tuple[LinkEvidence, ...]:
+        """All links, closed by the check that no event is missing between the first and the last of them."""
+        numbers = [ref.seq for link in self._links for ref in link.events]
+        if numbers:
+            first, last = min(numbers), max(numbers)
+            holes = [gap for gap in self._instance.gaps if gap[0] <= last and gap[1] >= first]
+            if holes:
+                detail = "; ".join(f"events {a} to {b}: {cause}" for a, b, cause in holes[:3])
+                self.miss(Link.RECORD_COMPLETE, detail)
+            else:
+                detail = f"events {first} to {last} without a hole"
+                self._links.append(LinkEvidence(Link.RECORD_COMPLETE, True, detail))
+        return tuple(self._links)
+
+
+def unsound_links(instance: InstanceFacts) -> dict[Link, str]:
+    """Links that cannot hold on this instance because a hook that they rest on is absent or failed."""
+    if not instance.hooks:
+        return dict.fromkeys(HOOK_OF_LINK, "the journal does not say which hooks were installed")
+    wrong: dict[Link, str] = {}
+    for link, name in HOOK_OF_LINK.items():
+        serving = [hook for hook in instance.hooks if name in hook.links]
+        for hook in serving:
+            if hook.status != "installed":
+                why = f"{hook.status}: {hook.detail}" if hook.detail else hook.status
+                wrong[link] = f"hook {hook.name} is not installed ({why})"
+            elif instance.hook_failures.get(hook.name):
+                wrong[link] = f"hook {hook.name} failed {instance.hook_failures[hook.name]} times"
+        if not serving:
+            wrong[link] = "no hook serves this link"
+    pools = instance.facts.get("pools") or ()
+    anchor = next((pool for pool in pools if pool.get("pool") == 0), None)
+    if anchor is None or not anchor.get("hooked"):
+        wrong.setdefault(Link.RESIDENT_L2, "the host pool's allocations are not seen in this configuration")
+    if instance.facts.get("host_memory_mode") not in (None, "cache"):
+        mode = instance.facts["host_memory_mode"]
+        wrong[Link.RESIDENT_L2] = f"host memory mode {mode}: host memory is transit here, not a tier"
+    return wrong
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """A token range with the links that were collected for it, before a grade is given."""
+
+    start: int
+    end: int
+    links: tuple[LinkEvidence, ...]

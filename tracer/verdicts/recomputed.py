@@ -1,0 +1,164 @@
+"""Tokens that the request's own prefill computed: that they were, and why they were not reused."""
+
+from __future__ import annotations
+
+from kvwitness.patches.schema.events import Cause, Refusal
+from kvwitness.tracer.ledger.facts import Backup, HostEviction, InstanceFacts, RequestFacts, Residency
+from kvwitness.tracer.model import Grade, Link, LinkEvidence, RangeVerdict, Reason, Tier
+from kvwitness.tracer.verdicts.l2 import covers
+from kvwitness.tracer.verdicts.links import Evidence
+from kvwitness.tracer.verdicts.usage import Usage
+
+
+def judge_recomputed(instance: InstanceFacts, request: RequestFacts, usage: Usage) -> list[RangeVerdict]:
+    """Verdicts for the part from the first computed token on, split where the reason changes."""
+    if usage.reused is None or usage.reused >= usage.total:
+        return []
+    start, total = usage.reused, usage.total
+    found: list[RangeVerdict] = []
+    promised = _promised_end(request)
+    if promised > start:
+        found.append(_not_loaded(instance, request, usage, start, promised))
+        start = promised
+    known = min(request.prior_tokens, total)
+    if known > start:
+        found.append(_lost(instance, request, usage, start, known))
+        start = known
+    found.append(_range(instance, usage, start, total, Reason.RECOMPUTED, "", ()))
+    return [r for r in found if r.start < r.end]
+
+
+def _promised_end(request: RequestFacts) -> int:
+    """End of the prefix that the match promised."""
+    return 0 if request.match is None else request.match.device + request.match.host
+
+
+def _range(
+    instance: InstanceFacts,
+    usage: Usage,
+    start: int,
+    end: int,
+    reason: Reason,
+    detail: str,
+    why: tuple[LinkEvidence, ...],
+) -> RangeVerdict:
+    evidence = Evidence(instance)
+    usage.link(evidence)
+    links = evidence.complete()
+    proven = all(link.holds for link in links)
+    tier = Tier.RECOMPUTED if proven else Tier.UNKNOWN
+    grade = Grade.RECOMPUTED if proven else Grade.UNKNOWN
+    return RangeVerdict(start, end, tier, grade, reason, detail, (*why, *links))
+
+
+def _not_loaded(instance: InstanceFacts, request: RequestFacts, usage: Usage, start: int, end: int) -> RangeVerdict:
+    """The match promised these tokens, and they were computed all the same."""
+    evidence = Evidence(instance)
+    match, decision = request.match, request.decision
+    assert match is not None
+    if decision is not None and decision.loaded == 0:
+        why = Refusal.NAMES.get(decision.reason, "unknown")
+        detail = f"L2 promised {match.host} tokens, the load-back was refused: {why}"
+        evidence.miss(Link.READ, detail, match.moment, decision.moment)
+    elif match.host:
+        detail = f"L2 promised {match.host} tokens, no load-back of them was seen"
+        evidence.miss(Link.READ, detail, match.moment)
+    else:
+        detail = f"L1 held {match.device} tokens at the match, and they were computed again"
+        evidence.miss(Link.USED, detail, match.moment)
+    return _range(instance, usage, start, end, Reason.PROMISED_NOT_LOADED, detail, evidence.complete()[:1])
+
+
+def _lost(instance: InstanceFacts, request: RequestFacts, usage: Usage, start: int, end: int) -> RangeVerdict:
+    """An earlier request had this prefix in the cache; say where the chain to its reuse broke."""
+    evidence = Evidence(instance)
+    prior = request.prior_rid
+    reset = next((e for e in instance.epochs if e.index > request.prior_epoch and e.index <= request.epoch), None)
+    if reset is not None:
+        detail = f"the cache was reset after request {prior} had this prefix in it"
+        evidence.miss(Link.RESIDENT_L2, detail, reset.begin)
+        return _range(instance, usage, start, end, Reason.RECOMPUTED, detail, evidence.complete()[:1])
+    match = request.match
+    assert match is not None
+    before = match.moment.seq
+    owners = _owners(instance, request, start, end)
+    acked = [b for b in instance.backups if b.owner in owners and b.epoch == request.epoch and b.end > start]
+    acked = [b for b in acked if b.start < end and b.acked is not None and b.acked.seq < before]
+    if not covers([_as_residency(b) for b in acked], start, end):
+        detail = _why_not_backed_up(instance, acked, start, prior)
+        evidence.miss(Link.BACKED_UP, detail, match.moment)
+        return _range(instance, usage, start, end, Reason.NEVER_BACKED_UP, detail, evidence.complete()[:1])
+    live = [
+        r
+        for r in instance.residencies
+        if r.tier == "L2"
+        and r.epoch == request.epoch
+        and r.owner in owners
+        and r.since.seq < before
+        and (r.until is None or r.until.seq > before)
+    ]
+    if covers(live, start, end):
+        detail = f"by the ledger L2 held this prefix of request {prior}, the match did not find it"
+        evidence.miss(Link.RESIDENT_L2, detail, match.moment)
+        return _range(instance, usage, start, end, Reason.RESIDENT_NOT_MATCHED, detail, evidence.complete()[:1])
+    gone = [
+        r
+        for r in instance.residencies
+        if r.tier == "L2"
+        and r.epoch == request.epoch
+        and r.owner in owners
+        and r.start < end
+        and r.end > start
+        and r.until is not None
+        and r.until.seq < before
+    ]
+    last = max((r.until for r in gone if r.until is not None), key=lambda m: m.seq, default=None)
+    who = _displaced_by(instance, gone)
+    detail = f"this prefix of request {prior} had left L2 before the match{who}"
+    evidence.miss(Link.RESIDENT_L2, detail, last, match.moment)
+    return _range(instance, usage, start, end, Reason.LEFT_L2_BEFORE_READ, detail, evidence.complete()[:1])
+
+
+def _owners(instance: InstanceFacts, request: RequestFacts, start: int, end: int) -> set[str | None]:
+    """Requests whose L1 or L2 copies can hold this prefix: the earlier one and those that it built on."""
+    owners: set[str | None] = {request.prior_rid}
+    by_rid = {r.rid: r for r in instance.requests}
+    current = by_rid.get(request.prior_rid or "")
+    while current is not None and current.prior_rid is not None and current.prior_rid not in owners:
+        owners.add(current.prior_rid)
+        current = by_rid.get(current.prior_rid)
+    return owners
+
+
+def _as_residency(backup: Backup) -> Residency:
+    assert backup.acked is not None
+    return Residency("L2", backup.epoch, backup.owner, backup.node, backup.start, backup.end, backup.acked, None)
+
+
+def _why_not_backed_up(instance: InstanceFacts, acked: list[Backup], start: int, prior: str | None) -> str:
+    policy = instance.facts.get("write_policy")
+    threshold = instance.facts.get("write_through_threshold")
+    if acked:
+        reached = max(b.end for b in acked)
+        return f"L2 got this prefix of request {prior} only up to token {reached}"
+    detail = f"no backup of this prefix of request {prior} to L2 was acknowledged"
+    if policy == "write_through_selective":
+        detail += f" (write policy write_through_selective: a node is backed up at its hit {threshold})"
+    elif policy is not None:
+        detail += f" (write policy {policy})"
+    return detail
+
+
+def _displaced_by(instance: InstanceFacts, gone: list[Residency]) -> str:
+    """Which request's need for host memory displaced these slots."""
+    slots = [(run.start, run.start + run.length) for r in gone for run in r.slots]
+    for eviction in instance.host_evictions:
+        if _touches(eviction, slots):
+            cause = Cause.NAMES.get(eviction.cause, "unknown")
+            whom = f" of request {eviction.rid}" if eviction.rid else ""
+            return f", displaced by the {cause}{whom}"
+    return ""
+
+
+def _touches(eviction: HostEviction, slots: list[tuple[int, int]]) -> bool:
+    return any(run.start < b and a < run.start + run.length for run in eviction.slots for a, b in slots)

@@ -1,0 +1,65 @@
+"""The sentence for people. It follows the grade, never the wish."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvwitness.tracer.model import Grade, RangeVerdict, Reason, Tier
+
+_DEPTH = {Tier.L3: 3, Tier.L2: 2, Tier.L1: 1}
+
+_BY_GRADE = {
+    Grade.CONFIRMED: "confirmed",
+    Grade.VERIFIED: "verified",
+    Grade.REPORTED: "reported by the server, not confirmed",
+    Grade.CONSISTENT: "consistent with reuse, not confirmed",
+    Grade.UNKNOWN: "unknown",
+}
+
+_WHY_RECOMPUTED = {
+    Reason.PROMISED_NOT_LOADED: "promised, not loaded",
+    Reason.RESIDENT_NOT_MATCHED: "resident in L2, not matched",
+    Reason.NEVER_BACKED_UP: "never backed up to L2",
+    Reason.LEFT_L2_BEFORE_READ: "left L2 before the read",
+    Reason.PREFIX_CHANGED: "prefix changed",
+}
+
+
+def deepest_tier(ranges: Sequence[RangeVerdict]) -> Tier:
+    """The lowest tier that was read; ``recomputed`` when nothing was reused, ``unknown`` when nobody can say."""
+    tiers = {r.tier for r in ranges}
+    reused = tiers & _DEPTH.keys()
+    if reused:
+        return max(reused, key=_DEPTH.__getitem__)
+    return Tier.RECOMPUTED if tiers == {Tier.RECOMPUTED} else Tier.UNKNOWN
+
+
+def sentence(tier: Tier, grade: Grade, ranges: Sequence[RangeVerdict]) -> str:
+    """One line about the whole request."""
+    if grade is Grade.REFUTED:
+        return f"refuted: {_first_detail(ranges, Grade.REFUTED)}"
+    if tier is Tier.RECOMPUTED:
+        reasons = [_WHY_RECOMPUTED[r.reason] for r in ranges if r.reason in _WHY_RECOMPUTED]
+        detail = next((r.detail for r in ranges if r.reason in _WHY_RECOMPUTED and r.detail), "")
+        if not reasons:
+            detail = next((r.detail for r in ranges if r.detail), "")
+            return f"recomputed: {detail}" if detail else "recomputed"
+        return f"recomputed: {reasons[0]}" + (f" ({detail})" if detail else "")
+    if tier is Tier.UNKNOWN:
+        detail = next((r.detail for r in ranges if r.detail), "")
+        return "unknown" + (f": {detail}" if detail else "")
+    kind = {Tier.L1: "L1 read", Tier.L2: "L2 read", Tier.L3: "L3 read"}[tier]
+    text = f"{kind} {_BY_GRADE.get(grade, grade.value)}"
+    missing = [link for r in ranges if r.tier is tier for link in r.missing]
+    if missing and grade not in (Grade.CONFIRMED, Grade.VERIFIED):
+        text += f": missing link {missing[0].link.value} ({missing[0].detail})"
+    others = sorted({r.tier for r in ranges if r.tier in _DEPTH and r.tier is not tier}, key=_DEPTH.__getitem__)
+    if others:
+        text += ", with " + " and ".join(
+            f"{sum(r.tokens for r in ranges if r.tier is t)} tokens of {t}" for t in others
+        )
+    return text
+
+
+def _first_detail(ranges: Sequence[RangeVerdict], grade: Grade) -> str:
+    return next((r.detail for r in ranges if r.grade is grade and r.detail), "the evidence contradicts the attribution")
