@@ -6,8 +6,8 @@
     Size of one process's journal, allocated when it opens (default 256).
 ``KVWITNESS_FAULT``
     For tests of kvwitness itself, comma-separated: ``raise`` (every hook raises), ``drop:EVENT`` (events of
-    this name are not recorded, as if the hook were dead), ``start-after-requests:N`` (record nothing
-    before the N-th request was queued).
+    this name are not recorded, as if the hook were dead), ``start-at-rid:TEXT`` (record nothing
+    before a request is queued whose id contains the text).
 """
 
 from __future__ import annotations
@@ -28,11 +28,7 @@ class Faults:
 
     raise_in_hooks: bool = False
     dropped_events: frozenset[str] = frozenset()
-    start_after_requests: int = 0
-
-    @property
-    def any(self) -> bool:
-        return self != Faults()
+    start_at_rid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +53,15 @@ class Config:
 
 
 def _parse_faults(text: str) -> Faults:
-    raise_in_hooks, dropped, after = False, set[str](), 0
+    raise_in_hooks, dropped, at_rid = False, set[str](), ""
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = item.partition(":")
         if name == "raise" and not value:
             raise_in_hooks = True
         elif name == "drop" and value:
             dropped.add(value)
-        elif name == "start-after-requests" and value.isdigit():
-            after = int(value)
+        elif name == "start-at-rid" and value:
+            at_rid = value
         else:
-            raise ConfigError(f"KVWITNESS_FAULT={item!r}: known are raise, drop:EVENT, start-after-requests:N")
-    return Faults(raise_in_hooks, frozenset(dropped), after)
+            raise ConfigError(f"KVWITNESS_FAULT={item!r}: known are raise, drop:EVENT, start-at-rid:TEXT")
+    return Faults(raise_in_hooks, frozenset(dropped), at_rid)

@@ -83,7 +83,6 @@ class Witness:
         self.next_call = itertools.count(1).__next__
         self.next_transfer = itertools.count(1).__next__
         self.next_batch = itertools.count(1).__next__
-        self._queued = 0
 
     # --- journal -------------------------------------------------------------------------------------
 
@@ -104,7 +103,7 @@ class Witness:
             self.recorder = None
             return
         atexit.register(self.recorder.close)
-        if not self.config.faults.start_after_requests:
+        if not self.config.faults.start_at_rid:
             self.start()
 
     def start(self) -> None:
@@ -128,10 +127,10 @@ class Witness:
 
     _emit_all: Callable[..., None] = staticmethod(_ignore)
 
-    def count_queued(self) -> bool:
-        """One more request was queued; True when it is the one that a late start waited for."""
-        self._queued += 1
-        return not self.recording and self._queued >= self.config.faults.start_after_requests > 0
+    def starts_with(self, req: Any) -> bool:
+        """Whether a late start waits for this request."""
+        text = self.config.faults.start_at_rid
+        return bool(text) and not self.recording and text in req.rid
 
     def failed(self, hook: str, error: BaseException) -> None:
         """A hook raised. Count it; never raise."""

@@ -47,11 +47,11 @@ def _after_scheduler_init(w: Witness, _: Any, result: Any, args: Args, kwargs: K
 
 
 def _enter_queue(w: Witness, args: Args, kwargs: Kwargs) -> None:
-    if w.count_queued():
+    req = argument(args, kwargs, 1, "req")
+    if w.starts_with(req):
         w.start()
     if not w.recording:
         return
-    req = argument(args, kwargs, 1, "req")
     retracted = bool(argument(args, kwargs, 2, "is_retracted", False))
     tokens = req.origin_input_ids
     w.emit(Queued, w.req_id(req), len(tokens), int(retracted))

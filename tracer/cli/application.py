@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, Lazy] = {
     "verify": Lazy("kvwitness.tracer.cli.verify:verify", "Check a bundle, and derive its verdicts again."),
     "export": Lazy("kvwitness.tracer.cli.export:export", "Send a bundle's spans to an OTLP endpoint."),
     "collect": Lazy("kvwitness.tracer.cli.collect:collect", "Send spans to an OTLP endpoint while a server runs."),
+    "demo": Lazy("kvwitness.tracer.cli.demo:demo", "The whole job on a machine without a GPU."),
     "stand": Lazy("kvwitness.tracer.stand.cli:stand_group", "SGLang with HiCache on a CPU, for demos and tests."),
 }
 

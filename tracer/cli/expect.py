@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from kvwitness.tracer.bundle.rows import one_of_series
-from kvwitness.tracer.model import GRADE_ORDER, Grade, RequestVerdict, Tier
+from kvwitness.tracer.model import Grade, RequestVerdict, Tier
 from kvwitness.tracer.protocol.record import RequestRecord
 
 EXPECTED: Final[Mapping[str, Tier]] = {"A": Tier.RECOMPUTED, "B": Tier.L1, "C": Tier.L2}
@@ -30,6 +30,7 @@ def unmet_expectations(verdicts: Sequence[RequestVerdict], records: Sequence[Req
 def _unmet(verdict: RequestVerdict | None, tier: Tier) -> str | None:
     if verdict is None:
         return f"expected {tier.value}, there is no verdict"
-    if verdict.tier is tier and GRADE_ORDER[verdict.grade] >= GRADE_ORDER[Grade.CONFIRMED]:
+    wanted = (Grade.RECOMPUTED,) if tier is Tier.RECOMPUTED else (Grade.CONFIRMED, Grade.VERIFIED)
+    if verdict.tier is tier and verdict.grade in wanted:
         return None
     return f"expected {tier.value} confirmed, found {verdict.tier.value} {verdict.grade.value} ({verdict.sentence})"

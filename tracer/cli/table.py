@@ -19,6 +19,7 @@ GRADE_STYLE: Final[dict[Grade, str]] = {
     Grade.CONFIRMED: "green",
     Grade.VERIFIED: "bold green",
     Grade.REFUTED: "bold red",
+    Grade.RECOMPUTED: "cyan",
 }
 
 

@@ -1,0 +1,109 @@
+"""Run the demo: start the stand, drive it through A, B, eviction and C, stop it, write the bundle."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from kvwitness.collectors.environment import find_server_processes, host_facts
+from kvwitness.tracer.bundle.abc import inputs_of_run
+from kvwitness.tracer.bundle.read import recorded_journals
+from kvwitness.tracer.bundle.write import BundleInfo, write_bundle
+from kvwitness.tracer.demo.faults import KillDuringLoad, cut_journals
+from kvwitness.tracer.demo.variants import PLAIN, Variant
+from kvwitness.tracer.protocol.abc import AbcRun, run_abc
+from kvwitness.tracer.protocol.client import ServerClient
+from kvwitness.tracer.protocol.observer import JournalObserver
+from kvwitness.tracer.protocol.options import AbcOptions
+from kvwitness.tracer.stand.environment import ensure_environment
+from kvwitness.tracer.stand.model import ensure_model
+from kvwitness.tracer.stand.progress import Progress
+from kvwitness.tracer.stand.server import ServerOptions, StandServer
+
+WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
+TreeCore = Literal["rust", "python"]
+
+
+class DemoOptions(msgspec.Struct, frozen=True):
+    """What the demo is asked to do. Lengths in tokens."""
+
+    variant: Variant = PLAIN
+    write_policy: WritePolicy = "write_through"
+    tree_core: TreeCore | None = None
+    page_size: int = 16
+    overlap: bool = False
+    tp_size: int = 1
+    prefix_tokens: int = 1500
+    second_hit: bool = False
+    seed: int = 20_523
+    """Fixed, so that two runs send the same prompts."""
+
+
+class DemoResult(msgspec.Struct, frozen=True):
+    """What the demo did: the protocol's run and the bundle that was written of it."""
+
+    run: AbcRun
+    bundle: BundleInfo
+    server_log: Path
+
+
+def run_demo(options: DemoOptions, out: Path, progress: Progress, *, replace: bool = True) -> DemoResult:
+    """Build what is missing, run the demo and write the bundle to ``out``.
+
+    Raises what its parts raise: StandBuildError, StandServerError, ServerUnavailable, BundleError. The
+    journals and the server's log stay in a folder that the error names, or in the bundle.
+    """
+    environment = ensure_environment(progress)
+    model = ensure_model(environment, progress)
+    variant = options.variant
+    workdir = Path(tempfile.mkdtemp(prefix="kvwitness-demo-"))
+    journals = workdir / "journals"
+    server_options = ServerOptions(
+        write_policy=options.write_policy,
+        tree_core=options.tree_core,
+        page_size=options.page_size,
+        overlap=options.overlap,
+        tp_size=options.tp_size,
+        hicache_ratio=variant.hicache_ratio,
+        faults=variant.stand_fault,
+        extra_env={"KVWITNESS_DIR": str(journals), "KVWITNESS_FAULT": variant.recorder_fault},
+    )
+    progress.phase(f"Starting SGLang {environment.release} with HiCache on the CPU")
+    with StandServer(environment, model, server_options, workdir=workdir) as server:
+        with ServerClient(server.url) as client, _killer(variant, journals, server):
+            run = run_abc(_protocol(options), client, JournalObserver(journals), progress)
+        processes = find_server_processes(server.url)
+        progress.phase("Stopping the server")
+    if variant.cut_journal:
+        cut_journals(journals)
+    progress.phase("Writing the evidence bundle")
+    inputs = inputs_of_run(run, host_facts(), processes, recorded_journals(journals), "the demo's own server")
+    return DemoResult(run, write_bundle(out, inputs, replace=replace), workdir / "server.log")
+
+
+def _protocol(options: DemoOptions) -> AbcOptions:
+    return AbcOptions(
+        prefix_tokens=options.prefix_tokens,
+        evict_host=options.variant.evict_host,
+        flush_between_bc=options.variant.flush,
+        second_hit=options.second_hit,
+        seed=options.seed,
+    )
+
+
+@contextlib.contextmanager
+def _killer(variant: Variant, journals: Path, server: StandServer) -> Iterator[None]:
+    if not variant.kill_during_c:
+        yield
+        return
+    killer = KillDuringLoad(journals, server.scheduler_pids())
+    killer.start()
+    try:
+        yield
+    finally:
+        killer.stop()
