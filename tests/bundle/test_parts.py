@@ -11,6 +11,7 @@ import pytest
 from kvwitness.tracer import judgement
 from kvwitness.tracer.bundle import report_of, reports_by_rid
 from kvwitness.tracer.bundle.compare import first_difference
+from kvwitness.tracer.bundle.layout import metrics_path
 from kvwitness.tracer.bundle.rows import rows_of
 from kvwitness.tracer.bundle.summary import settings_of
 from kvwitness.tracer.model import Grade, ServerReport
@@ -53,10 +54,19 @@ def test_first_difference_is_none_for_equal_lists() -> None:
 
 
 def test_settings_are_flat_and_bounded() -> None:
-    settings = dict(settings_of({"a": {"b": {"c": 1}}, "gpu": None, "many": {str(n): n for n in range(100)}}))
+    environment = {"a": {"b": {"c": 1}}, "gpu": None, "many": {str(n): n for n in range(100)}}
+    settings = dict(settings_of({**environment, "unknown": ["x", "y"], "raw": {"z": 1}, "processes": [{}]}))
     assert settings["a.b.c"] == "1"
     assert settings["gpu"] == "unknown"
     assert settings["many"] == "40 more in environment.json"
+    assert settings["unknown"] == "x; y"
+    assert not settings.keys() & {"raw", "raw.z", "processes"}
+
+
+@pytest.mark.parametrize("moment", ["", "../x", "a/b", "a.b", "a b"])
+def test_a_moment_is_one_plain_word(moment: str) -> None:
+    with pytest.raises(ValueError, match="not a name"):
+        metrics_path(moment)
 
 
 REAL_JUDGE: Callable[..., Any] = judgement.judge

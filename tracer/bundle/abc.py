@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from kvwitness.collectors.environment import HostFacts, ServerProcesses
-from kvwitness.tracer.bundle.summary import RAW
+from kvwitness.tracer.bundle.summary import PROCESSES, RAW
 from kvwitness.tracer.bundle.write import BundleInputs
 from kvwitness.tracer.protocol.abc import AbcRun
 
@@ -45,14 +45,15 @@ def environment_of_run(run: AbcRun, host: HostFacts, processes: ServerProcesses,
             "vocabulary": run.vocabulary,
             "stopped": run.stopped or "no, it reached its end",
             "journals": journals_from,
-            "options": msgspec.to_builtins(run.options),
+            # Here None means "not asked for", and not "unknown" as everywhere else.
+            "options": {key: value for key, value in msgspec.to_builtins(run.options).items() if value is not None},
             "eviction": msgspec.to_builtins(run.eviction),
-            "flush": msgspec.to_builtins(run.flush),
+            "flush": msgspec.to_builtins(run.flush) if run.flush is not None else "not asked for",
             "findings": [f"{finding.code}: {finding.message}" for finding in run.findings],
         },
         "host": machine,
         "server": server,
-        "processes": msgspec.to_builtins(processes.processes),
+        PROCESSES: msgspec.to_builtins(processes.processes),
         RAW: raw,
     }
 

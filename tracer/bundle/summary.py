@@ -19,7 +19,8 @@ STORY: Final = ("A", "B", "C")
 """The series that are told in words; the rest of a run (warm-up, eviction) only stands in the table."""
 
 RAW: Final = "raw"
-"""Section of ``environment.json`` with answers as they came: hundreds of lines that the summary leaves out."""
+PROCESSES: Final = "processes"
+"""Sections of ``environment.json`` (answers as they came, command lines) that are too long for the summary."""
 
 _PER_SECTION: Final = 60
 _VALUE_CHARS: Final = 200
@@ -103,7 +104,7 @@ def settings_of(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
     """``environment.json`` as dotted names and short values, so many per section; the file has them all."""
     settings: list[tuple[str, str]] = []
     for name, value in environment.items():
-        if name == RAW:
+        if name in (RAW, PROCESSES):
             continue
         pairs = list(_flat(name, value))
         settings.extend(pairs[:_PER_SECTION])
@@ -117,8 +118,16 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
         for key, inner in value.items():
             yield from _flat(f"{name}.{key}", inner)
         return
-    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    yield name, "unknown" if value is None else text if len(text) <= _VALUE_CHARS else text[:_VALUE_CHARS] + "…"
+    text = _words(value)
+    yield name, text if len(text) <= _VALUE_CHARS else text[:_VALUE_CHARS] + "…"
+
+
+def _words(value: Any) -> str:
+    if value is None:
+        return "unknown"
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return "; ".join(value) or "none"
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _cell(value: object) -> str:
