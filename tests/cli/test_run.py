@@ -137,7 +137,7 @@ def verdicts(**tiers: tuple[Tier, Grade]) -> tuple[RequestVerdict, ...]:
     return tuple(msgspec.structs.replace(plain[s], tier=tier, grade=grade) for s, (tier, grade) in tiers.items())
 
 
-GOOD = {"A": (Tier.RECOMPUTED, Grade.CONFIRMED), "B": (Tier.L1, Grade.CONFIRMED), "C": (Tier.L2, Grade.VERIFIED)}
+GOOD = {"A": (Tier.RECOMPUTED, Grade.RECOMPUTED), "B": (Tier.L1, Grade.CONFIRMED), "C": (Tier.L2, Grade.VERIFIED)}
 
 
 def test_expectations_met() -> None:
@@ -149,7 +149,7 @@ def test_expectations_met() -> None:
     [
         ("A", (Tier.L1, Grade.CONFIRMED)),
         ("B", (Tier.L1, Grade.REPORTED)),
-        ("C", (Tier.RECOMPUTED, Grade.CONFIRMED)),
+        ("C", (Tier.RECOMPUTED, Grade.RECOMPUTED)),
         ("C", (Tier.L2, Grade.CONSISTENT)),
         ("C", (Tier.L2, Grade.REFUTED)),
     ],
