@@ -34,6 +34,8 @@ def environment_of_run(run: AbcRun, host: HostFacts, processes: ServerProcesses,
     raw = {"server_info": server.pop("raw_server"), "model_info": server.pop("raw_model")}
     server_unknown = server.pop("unknown")
     machine: dict[str, Any] = msgspec.to_builtins(host)
+    if any(one.startswith("gpus") for one in machine["unknown"]):
+        machine["gpus"] = None  # An empty list would say that there are none.
     unknown = [*(f"host: {one}" for one in machine.pop("unknown")), *(f"server: {one}" for one in server_unknown)]
     if processes.reason:
         unknown.append(f"processes: {processes.reason}")

@@ -78,7 +78,9 @@ def _range_table(ranges: Sequence[RangeVerdict]) -> Table:
     table.add_column("count", justify="right")
     for name in ("tier", "grade", "reason"):
         table.add_column(name)
-    table.add_column("detail", ratio=1, overflow="fold")
+    detailed = any(piece.detail for piece in ranges)
+    if detailed:
+        table.add_column("detail", ratio=1, overflow="fold")
     for piece in ranges:
         table.add_row(
             f"{piece.start} to {piece.end}",
@@ -86,7 +88,7 @@ def _range_table(ranges: Sequence[RangeVerdict]) -> Table:
             piece.tier.value,
             grade_text(piece.grade),
             piece.reason.value,
-            Text(piece.detail),
+            *([Text(piece.detail)] if detailed else []),
         )
     return table
 
