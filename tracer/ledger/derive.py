@@ -302,9 +302,10 @@ class Ledger:
     # --- L1 ------------------------------------------------------------------------------------------
 
     def _inserted(self, event: ev.Inserted, moment: ft.Moment) -> None:
-        self._request(event.req, moment)
+        request = self._request(event.req, moment)
+        computed_from = request.chunks[0].start if request is not None and request.chunks else None
         chain = self._chain(event.req)
-        self._tree.inserted(event.path, chain, self._name(event.req), moment)
+        self._tree.inserted(event.path, chain, self._name(event.req), computed_from, moment)
         if chain is not None and chain.grid:
             for digest in chain.cells[: event.key_tokens // chain.grid]:
                 self._seen_cells[digest] = (chain.rid, self._epoch)

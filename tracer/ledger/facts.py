@@ -112,6 +112,8 @@ class LoadSegment(msgspec.Struct, frozen=True):
     """``backup``, ``prefetch`` or ``unknown`` (nothing recorded says what these slots hold)."""
     origin_id: int
     """The :attr:`Backup.id` or the sequence number of the prefetch's end; 0 when unknown."""
+    usable: bool
+    """The copy that wrote the slots had been acknowledged when they were read."""
     aligned: bool
     """The slots were written for the same positions of a prefix."""
     same_prefix: bool | None

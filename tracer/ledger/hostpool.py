@@ -132,7 +132,7 @@ class HostView:
             content = held[0] if held is not None else None
             usable = content is not None and content.usable is not None
             shift = position - held[1] if held is not None else 0
-            key = (content if usable else None, shift, usable)
+            key = (content, shift, usable)
             if current is not None and key != current:
                 found.append(self._segment(current, begin, position, chain))
                 begin = position
@@ -143,9 +143,9 @@ class HostView:
         return tuple(found)
 
     def _segment(self, key: tuple[Content | None, int, bool], start: int, end: int, chain: Chain | None) -> LoadSegment:
-        content, shift, _ = key
+        content, shift, usable = key
         if content is None:
-            return LoadSegment(start, end, "unknown", 0, False, None, 0)
+            return LoadSegment(start, end, "unknown", 0, False, False, None, 0)
         shared = shared_prefix(chain, content.chain, end)
         grid = chain.grid if chain is not None else 0
         return LoadSegment(
@@ -153,6 +153,7 @@ class HostView:
             end=end,
             origin=content.origin,
             origin_id=content.id,
+            usable=usable,
             aligned=shift == 0,
             same_prefix=same_prefix(shared, end, grid),
             digest_to=max(shared or 0, 0),

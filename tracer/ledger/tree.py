@@ -93,12 +93,24 @@ class TreeView:
 
     # --- residency -----------------------------------------------------------------------------------
 
-    def inserted(self, path: tuple[PathNode, ...], chain: Chain | None, rid: str | None, moment: Moment) -> None:
-        """After an insert the whole path is in L1: what was not there before is born (or un-evicted) now."""
+    def inserted(
+        self,
+        path: tuple[PathNode, ...],
+        chain: Chain | None,
+        rid: str | None,
+        computed_from: int | None,
+        moment: Moment,
+    ) -> None:
+        """After an insert the whole path is in L1; what the request's own prefill computed is born now.
+
+        What lies before ``computed_from`` was there already or is being loaded: it is not born by this request.
+        """
         for step, node in zip(path, self.follow(path, chain), strict=True):
+            if computed_from is None or node.start < computed_from or not step.on_device:
+                continue
             # A node that is being loaded is in the tree already; its residency begins with the load's end.
-            if step.on_device and node.resident is None and node.load is None:
-                node.resident, node.resident_by, node.load = moment, rid, None
+            if node.resident is None and node.load is None:
+                node.resident, node.resident_by = moment, rid
                 node.evicted = node.evicted_how = node.evicted_call = None
                 node.known = True
                 if chain is not None:

@@ -75,7 +75,7 @@ def _judge_segment(
             evidence.hold(Link.BORN, f"read from storage into L2 for request {prefetch.rid}", prefetch.done)
             _stored(evidence, segment, prefetch.done, "the prefetch from storage")
         else:
-            _born(evidence, instance, backup)
+            _born(evidence, instance, backup, load)
             _backed_up(evidence, request, segment, backup)
         usable = backup.acked if backup is not None else prefetch.done if prefetch is not None else None
         _left_l1(evidence, instance, request, usable, start, end)
@@ -85,7 +85,7 @@ def _judge_segment(
     return graded(start, end, tier, reason, evidence.complete())
 
 
-def _born(evidence: Evidence, instance: InstanceFacts, backup: Backup | None) -> None:
+def _born(evidence: Evidence, instance: InstanceFacts, backup: Backup | None, load: Load) -> None:
     if backup is None:
         evidence.miss(Link.BORN, "nothing recorded says what the slots that were read hold")
         return
@@ -96,8 +96,7 @@ def _born(evidence: Evidence, instance: InstanceFacts, backup: Backup | None) ->
         and residency.epoch == backup.epoch
         and residency.owner == backup.owner
         and residency.since.kind == "Inserted"
-        and backup.acked is not None
-        and residency.since.seq < backup.acked.seq
+        and residency.since.seq < (backup.acked or load.queued).seq
     ]
     if backup.owner is None or not covers(births, backup.start, backup.end):
         detail = "no recorded prefill put these tokens into L1 before they were backed up"
@@ -207,7 +206,10 @@ def _resident_l2(
     match = request.match
     promised = (match.device, match.device + match.host)
     if segment.origin == "unknown":
-        evidence.miss(Link.RESIDENT_L2, "by the ledger these host slots hold nothing usable", match.moment, load.queued)
+        evidence.miss(Link.RESIDENT_L2, "by the ledger these host slots hold nothing", match.moment, load.queued)
+    elif not segment.usable:
+        detail = "the copy in these host slots was not acknowledged when they were read"
+        evidence.miss(Link.RESIDENT_L2, detail, match.moment, load.queued)
     elif start < promised[0] or end > promised[1]:
         evidence.miss(Link.RESIDENT_L2, f"the match promised tokens {promised[0]} to {promised[1]} of L2", match.moment)
     elif load.freed_while_loading:
