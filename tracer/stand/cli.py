@@ -92,7 +92,7 @@ def serve(
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         with StandServer(environment, model, chosen, workdir=workdir, port=port) as server:
-            click.echo(f"{server.url}\npid {server.pid}, log {server.log}; interrupt to stop", err=False)
+            click.echo(f"{server.url}\npid {server.pid}, log {server.log}; interrupt to stop")
             server.wait()
             server.check_alive()
     except UnknownFaultError as error:
