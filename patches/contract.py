@@ -21,6 +21,11 @@ MARK: Final = "__kvwitness_hook__"
 """Attribute of a wrapper that names its hook; its ``__wrapped__`` is the original."""
 
 
+COMMON: Final = "common"
+UNIFIED: Final = "unified"
+"""UnifiedRadixCache with node ids (SGLang 0.5.17 and newer)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Hook:
     """One observed function. The observers run around the original, which always runs unchanged.
@@ -43,6 +48,11 @@ class Hook:
     leave: Callable[[Witness, Any], None] | None = None
     always: bool = False
     """Observers run even while nothing is recorded (context, opening the journal)."""
+    family: str = COMMON
+    """Which kind of cache it belongs to. Only the family of the tree that the server really builds counts
+    for coverage; which one that is is found at run time, not guessed from the version.
+
+    Several hooks may share a name (one per signature of the same observation): one of them is enough."""
 
     @property
     def target(self) -> str:
@@ -66,6 +76,7 @@ class Installed:
             "target": self.hook.target,
             "status": self.status,
             "links": list(self.hook.links),
+            "family": self.hook.family,
             "detail": self.detail,
         }
 

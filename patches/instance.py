@@ -75,6 +75,7 @@ def describe_instance(w: Witness) -> dict[str, Any]:
     anchor = group.anchor_entry.host_pool
     return {
         "ranks": _ranks(tree),
+        "family": w.family,
         "tree_class": type(tree).__name__,
         "tree_core": type(getattr(tree, "tree_core", None)).__name__,
         "components": [str(component) for component in tree.tree_components],

@@ -66,6 +66,8 @@ class Witness:
         self._digest_key = b""
         # --- what is being watched
         self.tree: Any = None
+        self.family = ""
+        """Family of the tree's hooks (kvwitness.patches.contract.Hook.family)."""
         self.controller: Any = None
         self.page_size = 1
         self.pools: dict[int, int] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvwitness.patches.contract import Args, Hook, Kwargs, argument
+from kvwitness.patches.contract import UNIFIED, Args, Hook, Kwargs, argument
 from kvwitness.patches.schema.events import (
     BackupAcked,
     BackupQueued,
@@ -144,6 +144,7 @@ def _controller(attribute: str, module: str, owner: str, parameters: str, link: 
         attribute=attribute,
         parameters=("self", *parameters.split()),
         links=(link,),
+        family=UNIFIED,
         **observers,
     )
 
@@ -178,6 +179,7 @@ HOOKS: tuple[Hook, ...] = (
         attribute="_finish_write_through_ack",
         parameters=("self", "ack_id"),
         links=("backed_up",),
+        family=UNIFIED,
         seen=_after_write_ack,
     ),
     Hook(
@@ -187,6 +189,7 @@ HOOKS: tuple[Hook, ...] = (
         attribute="loading_check",
         parameters=("self",),
         links=("read",),
+        family=UNIFIED,
         enter=_enter_loading_check,
         seen=_after_loading_check,
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from kvwitness.patches.contract import Args, Hook, Kwargs, argument
+from kvwitness.patches.contract import UNIFIED, Args, Hook, Kwargs, argument
 from kvwitness.patches.instance import describe_process
 from kvwitness.patches.schema.events import (
     AbortedInQueue,
@@ -257,5 +257,14 @@ HOOKS: tuple[Hook, ...] = (
         "used",
         seen=_after_prefill_result,
     ),
-    _hook("tree.on_release", TREE, "UnifiedRadixCache", "on_release", "req checkpointed", "used", seen=_after_release),
+    _hook(
+        "tree.on_release",
+        TREE,
+        "UnifiedRadixCache",
+        "on_release",
+        "req checkpointed",
+        "used",
+        seen=_after_release,
+        family=UNIFIED,
+    ),
 )

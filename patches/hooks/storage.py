@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvwitness.patches.contract import Args, Hook, Kwargs, argument
+from kvwitness.patches.contract import UNIFIED, Args, Hook, Kwargs, argument
 from kvwitness.patches.schema.events import (
     PrefetchAsked,
     PrefetchDone,
@@ -76,6 +76,7 @@ def _hook(attribute: str, parameters: str, links: tuple[str, ...], **observers: 
         attribute=attribute,
         parameters=("self", *parameters.split()),
         links=links,
+        family=UNIFIED,
         **observers,
     )
 

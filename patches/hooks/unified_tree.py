@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvwitness.patches.contract import Args, Hook, Kwargs, argument
+from kvwitness.patches.contract import UNIFIED, Args, Hook, Kwargs, argument
 from kvwitness.patches.instance import describe_instance, find_pools
 from kvwitness.patches.schema.events import (
     Cause,
@@ -37,7 +37,7 @@ FULL = 0
 def _is_watched(w: Witness, tree: Any) -> bool:
     """The first tree of the process is the scheduler's; another one would mix two sets of node ids."""
     if w.tree is None:
-        w.tree = tree
+        w.tree, w.family = tree, UNIFIED
         w.page_size = int(getattr(tree, "page_size", 1))
     return w.tree is tree
 
@@ -255,6 +255,7 @@ def _hook(attribute: str, parameters: str, links: str, **observers: Any) -> Hook
         attribute=attribute,
         parameters=("self", *parameters.split()),
         links=tuple(links.split()),
+        family=UNIFIED,
         **observers,
     )
 
@@ -267,6 +268,7 @@ def _core_hook(name: str, module: str, owner: str) -> Hook:
         attribute="build_load_back_spec",
         parameters=("self", "node_id", "req"),
         links=(),
+        family=UNIFIED,
         seen=_after_load_spec,
     )
 

@@ -164,7 +164,14 @@ class Ledger:
         if event.kind == ev.FactKind.COVERAGE:
             with contextlib.suppress(KeyError, TypeError):
                 self._hooks = tuple(
-                    ft.HookState(h["name"], h["target"], h["status"], tuple(h["links"]), h.get("detail", ""))
+                    ft.HookState(
+                        h["name"],
+                        h["target"],
+                        h["status"],
+                        tuple(h["links"]),
+                        h.get("detail", ""),
+                        h.get("family", "common"),
+                    )
                     for h in facts["hooks"]
                 )
         elif event.kind == ev.FactKind.INSTANCE:

@@ -286,6 +286,8 @@ class HookState(msgspec.Struct, frozen=True):
     status: str
     links: tuple[str, ...]
     detail: str = ""
+    family: str = "common"
+    """Hooks of another family than the instance's tree do not count."""
 
 
 class InstanceFacts(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from kvwitness.tracer.ledger.facts import InstanceFacts, Moment
+from kvwitness.tracer.ledger.facts import HookState, InstanceFacts, Moment
 from kvwitness.tracer.model import EventRef, Link, LinkEvidence
 
 HOOK_OF_LINK: dict[Link, str] = {
@@ -74,13 +74,27 @@ class Evidence:
         return tuple(self._links)
 
 
+def relevant_hooks(instance: InstanceFacts) -> list[HookState]:
+    """One state per hook name, of the families that this instance's tree uses: the installed one if any."""
+    family = instance.facts.get("family")
+    best: dict[str, HookState] = {}
+    for hook in instance.hooks:
+        if hook.family not in ("common", family) and family is not None:
+            continue
+        known = best.get(hook.name)
+        if known is None or (known.status != "installed" and hook.status == "installed"):
+            best[hook.name] = hook
+    return list(best.values())
+
+
 def unsound_links(instance: InstanceFacts) -> dict[Link, str]:
     """Links that cannot hold on this instance because a hook that they rest on is absent or failed."""
     if not instance.hooks:
         return dict.fromkeys(HOOK_OF_LINK, "the journal does not say which hooks were installed")
     wrong: dict[Link, str] = {}
+    hooks = relevant_hooks(instance)
     for link, name in HOOK_OF_LINK.items():
-        serving = [hook for hook in instance.hooks if name in hook.links]
+        serving = [hook for hook in hooks if name in hook.links]
         for hook in serving:
             if hook.status != "installed":
                 why = f"{hook.status}: {hook.detail}" if hook.detail else hook.status
