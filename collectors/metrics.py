@@ -187,6 +187,23 @@ def parse_metrics(raw: str, wall_ns: int, url: str = "") -> MetricsSnapshot:
     return MetricsSnapshot(url, wall_ns, raw, samples)
 
 
+_STAMP: Final = "# kvwitness read these metrics at "
+
+
+def stamped(snapshot: MetricsSnapshot) -> str:
+    """The metrics as they came, with the moment of the reading in a comment before them."""
+    return f"{_STAMP}{snapshot.wall_ns} ns since the epoch\n{snapshot.raw}"
+
+
+def parse_stamped(text: str) -> MetricsSnapshot:
+    """Read :func:`stamped` metrics again. Raises :class:`MetricsUnavailable`, also without a stamp."""
+    line, _, raw = text.partition("\n")
+    moment = line.removeprefix(_STAMP).split(" ")[0]
+    if not line.startswith(_STAMP) or not moment.isdigit():
+        raise MetricsUnavailable("the metrics do not say when they were read")
+    return parse_metrics(raw, int(moment))
+
+
 def delta(before: MetricsSnapshot, after: MetricsSnapshot, names: Iterable[str] | None = None) -> MetricsDelta:
     """Compare two snapshots of one server, series by series, counters and gauges.
 

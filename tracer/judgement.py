@@ -11,6 +11,7 @@ from kvwitness.tracer.ledger.derive import derive, traceparents_of
 from kvwitness.tracer.ledger.facts import InstanceFacts
 from kvwitness.tracer.model import RequestVerdict, ServerReport
 from kvwitness.tracer.verdicts.combine import combine
+from kvwitness.tracer.verdicts.counters import CounterWindow, weigh_counters
 from kvwitness.tracer.verdicts.request import judge_request
 
 SCHEDULER_ROLE = "scheduler"
@@ -30,10 +31,15 @@ class Judgement(msgspec.Struct, frozen=True):
         return None
 
 
-def judge(journals: Sequence[Journal], reports: Mapping[str, ServerReport] | None = None) -> Judgement:
-    """Judge every request in ``journals``. ``reports`` are the server's own answers, by request id.
+def judge(
+    journals: Sequence[Journal],
+    reports: Mapping[str, ServerReport] | None = None,
+    counters: CounterWindow | None = None,
+) -> Judgement:
+    """Judge every request in ``journals``.
 
-    Pure: the same journals and reports give the same judgement, anywhere.
+    ``reports`` are the server's own answers, by request id; ``counters`` what its metrics gained meanwhile.
+    Pure: the same input gives the same judgement, anywhere.
     """
     reports = reports or {}
     traceparents = traceparents_of(list(journals))
@@ -43,7 +49,10 @@ def judge(journals: Sequence[Journal], reports: Mapping[str, ServerReport] | Non
         for instance in instances
         for request in instance.requests
     ]
-    return Judgement(instances, combine(verdicts, instances))
+    combined = combine(verdicts, instances)
+    if counters is not None:
+        combined = weigh_counters(combined, instances, counters)
+    return Judgement(instances, combined)
 
 
 def _reports_for(rid: str, reports: Mapping[str, ServerReport]) -> tuple[ServerReport, ...]:

@@ -28,7 +28,9 @@ from kvwitness.tracer.protocol.record import RequestRecord
 CREATED = "2026-01-02T03:04:05+00:00"
 
 
-def simple_judge(journals: Sequence[Journal], reports: Mapping[str, ServerReport] | None = None) -> Judgement:
+def simple_judge(
+    journals: Sequence[Journal], reports: Mapping[str, ServerReport] | None = None, counters: object = None
+) -> Judgement:
     """Every queued request was recomputed, except what the server reports. Rests on journals and reports only."""
     return Judgement(instances=(), verdicts=tuple(_verdicts(journals, reports or {})))
 

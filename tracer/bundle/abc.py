@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from kvwitness.collectors.environment import HostFacts, ServerProcesses
+from kvwitness.collectors.metrics import stamped
 from kvwitness.tracer.bundle.summary import PROCESSES, RAW
 from kvwitness.tracer.bundle.write import BundleInputs
 from kvwitness.tracer.protocol.abc import AbcRun
@@ -66,4 +67,4 @@ def metrics_of_run(run: AbcRun) -> dict[str, str]:
     names = {moment: f"after-{moment}" for moment in moments} | dict.fromkeys(moments[-1:], "after")
     if _FIRST_MOMENT in names:
         names[_FIRST_MOMENT] = "before"
-    return {names[moment]: snapshot.raw for moment, snapshot in run.snapshots.items()}
+    return {names[moment]: stamped(snapshot) for moment, snapshot in run.snapshots.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from kvwitness.tracer.bundle.layout import (
     ENVIRONMENT,
     JOURNALS,
     MANIFEST,
+    METRICS,
     REQUESTS,
     SPANS,
     VERDICTS,
@@ -86,6 +88,23 @@ def read_bundle_spans(path: Path) -> bytes | None:
             return _read(source, SPANS)
         except FileInvalid as error:
             raise _broken(path, error) from error
+
+
+def read_bundle_metrics(path: Path) -> dict[str, str]:
+    """The metrics that a bundle keeps, by moment. Raises :class:`BundleError`."""
+    with open_source(path) as source:
+        return metrics_in(source)
+
+
+def metrics_in(source: Source) -> dict[str, str]:
+    """The metrics in an open bundle, by moment; what cannot be read is left out (the manifest check names it)."""
+    found: dict[str, str] = {}
+    for name in sorted(source.names):
+        moment = name.removeprefix(f"{METRICS}/").removesuffix(".prom")
+        if name == f"{METRICS}/{moment}.prom":
+            with contextlib.suppress(Unreadable):
+                found[moment] = source.read(name).decode("utf-8", "replace")
+    return found
 
 
 def is_bundle(path: Path) -> bool:

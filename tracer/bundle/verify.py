@@ -8,6 +8,7 @@ import msgspec
 
 from kvwitness.tracer import judgement
 from kvwitness.tracer.bundle.compare import first_difference
+from kvwitness.tracer.bundle.counters import window_of
 from kvwitness.tracer.bundle.layout import (
     ENVIRONMENT,
     MANIFEST,
@@ -30,6 +31,7 @@ from kvwitness.tracer.bundle.layout import (
 from kvwitness.tracer.bundle.read import (
     FileInvalid,
     journal_names,
+    metrics_in,
     parse_bundle_journal,
     parse_environment,
     parse_requests,
@@ -186,7 +188,7 @@ def _check_verdicts(source: Source, manifest: Manifest | None) -> tuple[tuple[Pr
     except Unreadable:
         return (), 0  # Already reported as changed.
     try:
-        derived = judgement.judge(journals, reports_by_rid(requests)).verdicts
+        derived = judgement.judge(journals, reports_by_rid(requests), window_of(metrics_in(source))).verdicts
     except Exception as error:  # whatever a forged journal does to the judge must not hide the report
         message = f"the verdicts cannot be derived again: {type(error).__name__}: {one_line(error)}"
         return (problem(ProblemKind.VERDICT, VERDICTS, message),), 0

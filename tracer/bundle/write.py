@@ -17,6 +17,7 @@ import msgspec
 from kvwitness.collectors.journal import Journal, JournalUnreadable, parse_journal
 from kvwitness.tracer import judgement
 from kvwitness.tracer.bundle.archive import write_zip
+from kvwitness.tracer.bundle.counters import window_of
 from kvwitness.tracer.bundle.errors import BundleError
 from kvwitness.tracer.bundle.layout import (
     BUNDLE_SCHEMA,
@@ -121,7 +122,7 @@ def _fill(folder: Path, destination: Path, inputs: BundleInputs, spans: SpanLine
     add(ENVIRONMENT, _pretty(inputs.environment, order="sorted"))
 
     journals, skipped = _add_journals(inputs.journals, add)
-    judged = judgement.judge(journals, reports_by_rid(inputs.requests))
+    judged = judgement.judge(journals, reports_by_rid(inputs.requests), window_of(inputs.metrics))
     add(VERDICTS, _pretty(judged.verdicts))
     if spans is not None:
         add(SPANS, "".join(f"{line}\n" for line in spans(judged, inputs.requests)).encode())

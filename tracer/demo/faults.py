@@ -17,12 +17,20 @@ _POLL_S = 0.1
 
 
 def cut_journals(directory: Path) -> None:
-    """Cut every scheduler journal off in the middle of what was written, inside a record."""
+    """Cut every scheduler journal off inside its middle record."""
     for path in find_journals(directory):
-        if read_journal(path).role != SCHEDULER_ROLE:
-            continue
-        written = len(path.read_bytes().rstrip(b"\0"))
-        os.truncate(path, fmt.HEADER_BYTES + (written - fmt.HEADER_BYTES) // 2)
+        if read_journal(path).role == SCHEDULER_ROLE:
+            records = _records(path.read_bytes())
+            os.truncate(path, records[len(records) // 2] + fmt.HEAD_BYTES)
+
+
+def _records(raw: bytes) -> list[int]:
+    """Where the records of the first chunk begin."""
+    at, found = fmt.HEADER_BYTES + fmt.CHUNK_HEADER.size, []
+    while at + fmt.COMMIT.size <= len(raw) and (commit := fmt.COMMIT.unpack_from(raw, at)[0]):
+        found.append(at)
+        at += commit & fmt.COMMIT_LENGTH_MASK
+    return found
 
 
 class KillDuringLoad(threading.Thread):
