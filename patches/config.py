@@ -4,6 +4,8 @@
     Folder for the journals; unset: nothing is patched.
 ``KVWITNESS_QUOTA_MB``
     Size of one process's journal, allocated when it opens (default 256).
+``KVWITNESS_PROFILE``
+    ``1``: time every hook's observers and record the figures when the journal closes (``make bench``).
 ``KVWITNESS_FAULT``
     For tests of kvwitness itself, comma-separated: ``raise`` (every hook raises), ``drop:EVENT`` (events of
     this name are not recorded, as if the hook were dead), ``start-at-rid:TEXT`` (record nothing
@@ -38,6 +40,7 @@ class Config:
     directory: Path
     quota_bytes: int
     faults: Faults
+    profile: bool = False
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Config:
@@ -49,6 +52,7 @@ class Config:
             directory=Path(environ["KVWITNESS_DIR"]),
             quota_bytes=int(quota) << 20,
             faults=_parse_faults(environ.get("KVWITNESS_FAULT", "")),
+            profile=environ.get("KVWITNESS_PROFILE") == "1",
         )
 
 

@@ -114,6 +114,8 @@ def wrap(original: Callable[..., Any], hook: Hook, witness: Witness) -> Callable
     enter, seen, leave = hook.enter, hook.seen, hook.leave
     if witness.config.faults.raise_in_hooks:
         enter, seen, leave = (_raising(observer, hook.always) for observer in (enter, seen, leave))
+    if witness.times is not None:
+        enter, seen, leave = (witness.times.timed(name, observer) for observer in (enter, seen, leave))
     always = hook.always
 
     if enter is None and leave is None:

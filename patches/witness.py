@@ -19,8 +19,9 @@ from typing import Any
 
 from kvwitness.patches.config import Config
 from kvwitness.patches.digests import Chain, grid_for, load_key
+from kvwitness.patches.profile import HookTimes
 from kvwitness.patches.recorder import JournalError, Recorder
-from kvwitness.patches.schema.events import Cause, Event, PrefixDigests, PrefixPoint, Tail
+from kvwitness.patches.schema.events import Cause, Event, FactKind, PrefixDigests, PrefixPoint, Tail
 
 logger = logging.getLogger("kvwitness")
 
@@ -64,6 +65,7 @@ class Witness:
         self.recorder: Recorder | None = None
         self.on_open: list[Callable[[], None]] = []
         self._digest_key = b""
+        self.times = HookTimes() if config.profile else None
         # --- what is being watched
         self.tree: Any = None
         self.family = ""
@@ -104,9 +106,17 @@ class Witness:
             logger.warning("kvwitness records nothing in this process: %s", error)
             self.recorder = None
             return
-        atexit.register(self.recorder.close)
+        atexit.register(self.close)
         if not self.config.faults.start_at_rid:
             self.start()
+
+    def close(self) -> None:
+        """The process ends in order."""
+        if self.recorder is not None:
+            if self.times is not None:
+                self.facts(FactKind.PROFILE, self.times.as_facts())
+            self.recording = False
+            self.recorder.close()
 
     def start(self) -> None:
         """From now on events are recorded."""

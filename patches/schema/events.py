@@ -135,6 +135,8 @@ class FactKind:
     """The scheduler: ranks, tree class and core, pool sizes, page size, bytes per token, policies."""
     PROCESS: Final = 3
     """Role, SGLang version, server arguments that matter."""
+    PROFILE: Final = 4
+    """Per hook: calls, median and total nanoseconds of its observers (KVWITNESS_PROFILE=1)."""
 
 
 @_event(3, "IQ", Tail.read_text)

@@ -179,8 +179,10 @@ class Ledger:
             page = facts.get("page_size")
             if isinstance(page, int):
                 self._host.page = max(page, 1)
-        else:
+        elif event.kind == ev.FactKind.PROCESS:
             self._facts["process"] = facts
+        elif event.kind == ev.FactKind.PROFILE:
+            self._facts["profile"] = facts
 
     def _hook_failed(self, event: ev.HookFailed, _: ft.Moment) -> None:
         self._failures[self._name(event.hook) or str(event.hook)] = event.count
