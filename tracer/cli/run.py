@@ -24,6 +24,7 @@ from kvwitness.tracer.protocol.abc import AbcRun, Progress, UnfitServer, run_abc
 from kvwitness.tracer.protocol.client import ServerClient, ServerUnavailable
 from kvwitness.tracer.protocol.observer import JournalObserver
 from kvwitness.tracer.protocol.options import AbcOptions
+from kvwitness.tracer.spans.otlp_json import span_lines
 from kvwitness.tracer.stand.progress import reporting
 
 _DEFAULTS = AbcOptions()
@@ -102,7 +103,7 @@ def abc_command(
         paths = recorded_journals(folder) if folder else []
         inputs = inputs_of_run(done, host_facts(), find_server_processes(url), paths, journals_from)
         with bundle_errors():
-            info = write_bundle(out, inputs, replace=replace)
+            info = write_bundle(out, inputs, spans=span_lines, replace=replace)
     unmet = unmet_expectations(info.verdicts, done.records) if expect else ()
     _report(done, info, unmet, as_json)
     ctx.exit(1 if unmet or done.stopped else 0)

@@ -1,0 +1,138 @@
+"""Small readings of the ledger's facts that several kinds of spans share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+from typing import Any, Final
+
+from kvwitness.patches.schema.events import Run
+from kvwitness.tracer.ledger.facts import InstanceFacts, Moment
+from kvwitness.tracer.spans import semconv as sc
+from kvwitness.tracer.spans.spec import ResourceSpec, Value
+
+_MAX_SLOT_RANGES: Final = 64
+"""A fragmented pool gives a range per page; collectors refuse attributes without end."""
+
+
+def known(values: Mapping[str, Value | None]) -> dict[str, Value]:
+    """The attributes whose values were recorded."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def slots(runs: tuple[Run, ...]) -> dict[str, Value]:
+    """The attributes about host slots."""
+    shown = tuple(f"{run.start}..{run.start + run.length}" for run in runs[:_MAX_SLOT_RANGES])
+    return {sc.SLOTS: shown, sc.SLOT_RANGES: len(runs)} if runs else {}
+
+
+def extent(start: int, end: int, tokens: int | None = None) -> dict[str, Value]:
+    """The attributes about a token range; negative positions mean that they are not known."""
+    if start < 0 or end < start:
+        return {} if tokens is None else {sc.COUNT: tokens}
+    return {sc.START: start, sc.END: end, sc.COUNT: end - start if tokens is None else tokens}
+
+
+def duration(nanoseconds: int | None) -> float | None:
+    """Seconds."""
+    return None if nanoseconds is None else nanoseconds / 1e9
+
+
+def seqs(first: Moment, last: Moment | None) -> dict[str, Value]:
+    """The attributes that lead back to the journal."""
+    return known({sc.FIRST_SEQ: first.seq, sc.LAST_SEQ: last.seq if last is not None else None})
+
+
+def model_of(facts: InstanceFacts) -> str | None:
+    """The served model's name, never a path of the machine."""
+    arguments = _mapping(_mapping(facts.facts.get("process")).get("arguments"))
+    served = arguments.get("served_model_name")
+    if isinstance(served, str) and served:
+        return _without_folders(served)
+    path = arguments.get("model_path")
+    return _without_folders(path) if isinstance(path, str) and path else None
+
+
+def resource_of(facts: InstanceFacts, host: str | None) -> ResourceSpec:
+    """Who recorded this journal."""
+    ranks = _mapping(facts.facts.get("ranks"))
+    version = _text(_mapping(facts.facts.get("process")).get("sglang"))
+    attributes: dict[str, Value | None] = {
+        sc.SERVICE_NAME: sc.SERVICE,
+        sc.SERVICE_INSTANCE: facts.instance,
+        sc.SERVICE_VERSION: version,
+        sc.SGLANG_VERSION: version,
+        sc.PROCESS_PID: facts.pid,
+        sc.HOST_NAME: host,
+        sc.TP_RANK: whole(ranks.get("tp_rank")),
+        sc.TP_SIZE: whole(ranks.get("tp_size")),
+        sc.PP_RANK: whole(ranks.get("pp_rank")),
+        sc.PP_SIZE: whole(ranks.get("pp_size")),
+        sc.DP_RANK: whole(ranks.get("dp_rank")),
+        sc.DP_SIZE: whole(ranks.get("dp_size")),
+    }
+    return ResourceSpec(facts.instance, known(attributes))
+
+
+def expected_ranks(facts: InstanceFacts) -> int:
+    """How many processes serve each request of this one together."""
+    ranks = _mapping(facts.facts.get("ranks"))
+    tensor = whole(ranks.get("attn_tp_size")) or whole(ranks.get("tp_size")) or 1
+    return tensor * (whole(ranks.get("pp_size")) or 1)
+
+
+def pool_attributes(facts: InstanceFacts) -> dict[str, Value]:
+    """What an epoch's span says about the cache."""
+    return known(
+        {
+            sc.PAGE_SIZE: whole(facts.facts.get("page_size")),
+            sc.CAPACITY_L1: whole(facts.facts.get("device_tokens")),
+            sc.CAPACITY_L2: whole(facts.facts.get("host_tokens")),
+            sc.WRITE_POLICY: _text(facts.facts.get("write_policy")),
+        }
+    )
+
+
+def moments_of(facts: InstanceFacts) -> Iterator[Moment]:
+    """Every moment that the ledger kept, in no order."""
+    yield from filter(None, _moments_of(facts))
+
+
+def _moments_of(facts: InstanceFacts) -> Iterator[Moment | None]:
+    for epoch in facts.epochs:
+        yield epoch.begin
+    for request in facts.requests:
+        yield from (request.queued, request.admitted, request.released)
+        yield request.match.moment if request.match else None
+        yield request.decision.moment if request.decision else None
+        for chunk in request.chunks:
+            yield from (chunk.moment, chunk.done)
+    for backup in facts.backups:
+        yield from (backup.queued, backup.started, backup.acked)
+    for load in facts.loads:
+        yield from (load.queued, load.started, load.done)
+    for call in facts.evictions:
+        yield from (call.begin, call.end, *(victim.moment for victim in call.victims))
+    yield from (eviction.end for eviction in facts.host_evictions)
+    for prefetch in facts.prefetches:
+        yield from (prefetch.asked, prefetch.done)
+    for residency in facts.residencies:
+        yield from (residency.since, residency.until)
+
+
+def whole(value: Any) -> int | None:
+    """``value`` when it is an integer; facts are what a process wrote, not what we would like."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _without_folders(name: str) -> str:
+    """``Qwen/Qwen3-8B`` is a name; ``/data/models/x`` is where a machine keeps ``x``."""
+    return PurePath(name).name if name.startswith(("/", ".", "~")) else name
