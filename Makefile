@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 LINKS := $(addprefix .links/kvwitness/,patches tracer collectors)
 PYTEST_ARGS ?=
 
-.PHONY: venv stand lint format typecheck test test-quick clean
+.PHONY: venv stand demo demo-jaeger jaeger bench lint format typecheck test test-quick test-slow wheels support clean
 
 venv: $(VENV)/.installed
 
@@ -39,12 +39,41 @@ format: venv
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The whole job on this machine: SGLANG's server on the CPU, A, B, eviction, C, bundle, table.
+# make demo FAULT=load-too-short, make demo DEMO_ARGS='--tree-core python'
+demo: venv
+	$(BIN)/kvwitness demo $(if $(FAULT),--fault $(FAULT)) $(DEMO_ARGS)
+
+# The same, and its traces in a real Jaeger until Ctrl-C.
+demo-jaeger: demo
+	$(BIN)/kvwitness jaeger out/demo
+
+jaeger: venv
+	$(BIN)/python -c "from pathlib import Path; from kvwitness.tracer.spans.jaeger import find_or_build_jaeger as f; \
+	  print(f(lambda line: print(line, flush=True), Path('tests/jaeger')))"
+
+bench: venv stand
+	$(BIN)/python tests/bench/bench.py $(BENCH_ARGS)
+
+# Everything but the slow suites, of which a fixed sample is in it.
 test: venv stand
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	-@$(MAKE) --no-print-directory jaeger
+	$(BIN)/python -m pytest -m 'not slow and not releases' $(PYTEST_ARGS)
+
+test-slow: venv stand
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 # Without a server: seconds.
 test-quick: venv
 	$(BIN)/python -m pytest -m 'not stand and not jaeger' $(PYTEST_ARGS)
+
+# Wheels of the SGLang releases that docs/support.md is made from (about 300 MB), kept outside the checkout.
+wheels: venv
+	$(BIN)/python -m kvwitness.tracer.contracts wheels
+
+# What each release lets kvwitness prove: again after every change to a hook.
+support: wheels
+	$(BIN)/python -m kvwitness.tracer.contracts support --signatures tests/contracts/signatures --page docs/support.md
 
 clean:
 	rm -rf $(VENV) .links .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

@@ -27,7 +27,9 @@ COMMANDS: Mapping[str, Lazy] = {
     "verify": Lazy("kvwitness.tracer.cli.verify:verify", "Check a bundle, and derive its verdicts again."),
     "export": Lazy("kvwitness.tracer.cli.export:export", "Send a bundle's spans to an OTLP endpoint."),
     "collect": Lazy("kvwitness.tracer.cli.collect:collect", "Send spans to an OTLP endpoint while a server runs."),
+    "jaeger": Lazy("kvwitness.tracer.cli.jaeger:jaeger", "Look at a bundle's traces in a Jaeger of its own."),
     "demo": Lazy("kvwitness.tracer.cli.demo:demo", "The whole job on a machine without a GPU."),
+    "doctor": Lazy("kvwitness.tracer.cli.doctor:doctor", "What could be proven with an SGLang, and what not."),
     "stand": Lazy("kvwitness.tracer.stand.cli:stand_group", "SGLang with HiCache on a CPU, for demos and tests."),
 }
 

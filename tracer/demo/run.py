@@ -20,6 +20,7 @@ from kvwitness.tracer.protocol.abc import AbcRun, run_abc
 from kvwitness.tracer.protocol.client import ServerClient
 from kvwitness.tracer.protocol.observer import JournalObserver
 from kvwitness.tracer.protocol.options import AbcOptions
+from kvwitness.tracer.spans.otlp_json import span_lines
 from kvwitness.tracer.stand.environment import ensure_environment
 from kvwitness.tracer.stand.model import ensure_model
 from kvwitness.tracer.stand.progress import Progress
@@ -83,7 +84,8 @@ def run_demo(options: DemoOptions, out: Path, progress: Progress, *, replace: bo
         cut_journals(journals)
     progress.phase("Writing the evidence bundle")
     inputs = inputs_of_run(run, host_facts(), processes, recorded_journals(journals), "the demo's own server")
-    return DemoResult(run, write_bundle(out, inputs, replace=replace), workdir / "server.log")
+    bundle = write_bundle(out, inputs, spans=span_lines, replace=replace)
+    return DemoResult(run, bundle, workdir / "server.log")
 
 
 def _protocol(options: DemoOptions) -> AbcOptions:
