@@ -51,7 +51,7 @@ class Endpoint:
 
 
 @contextmanager
-def endpoint() -> Iterator[Endpoint]:
+def endpoint(port: int = 0) -> Iterator[Endpoint]:
     kept = Endpoint()
 
     class Handler(BaseHTTPRequestHandler):
@@ -67,7 +67,7 @@ def endpoint() -> Iterator[Endpoint]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    server = HTTPServer(("127.0.0.1", 0), Handler)
+    server = HTTPServer(("127.0.0.1", port), Handler)
     kept.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()

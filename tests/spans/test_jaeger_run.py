@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from journal_tools import ABC
 
-from kvwitness.tracer.bundle import BundleInputs, write_bundle
+from kvwitness.tracer.bundle import BundleInputs, read_bundle_spans, write_bundle
 from kvwitness.tracer.spans import semconv as sc
 from kvwitness.tracer.spans.export import bundle_spans, export_bundle
 from kvwitness.tracer.spans.jaeger import JaegerClient, JaegerProcess, JaegerSpan, tags_of, wait_for
+from kvwitness.tracer.spans.otlp_json import span_lines
 
 from .recorded import CLIENT_SPAN, RIDS, record_http, request_span
 
@@ -109,3 +112,28 @@ def test_the_story_of_c_can_be_read(jaeger: JaegerProcess, tmp_path: Path, proto
             if t["traceID"] == client_trace
         ]
         assert confirmed == client_trace
+
+
+@pytest.mark.jaeger
+def test_a_bundles_file_is_understood(jaeger: JaegerProcess, tmp_path: Path) -> None:
+    journal = tmp_path / f"scheduler-{uuid.uuid4().hex}.kvwj"
+    journal.write_bytes(ABC.read_bytes())
+    bundle = write_bundle(tmp_path / "bundle", BundleInputs(journals=(journal,)), spans=span_lines).path
+    raw = read_bundle_spans(bundle)
+    assert raw is not None
+    with httpx.Client(trust_env=False, headers={"Content-Type": "application/json"}) as http:
+        for line in raw.splitlines():
+            answer = http.post(f"{jaeger.otlp_http}/v1/traces", content=line)
+            assert answer.status_code == 200, answer.text
+            assert answer.json() == {"partialSuccess": {}}
+        # What Jaeger's page asks of its server when a person drops the file onto it: all lines as one request.
+        merged = [resource for line in raw.splitlines() for resource in json.loads(line)["resourceSpans"]]
+        answer = http.post(f"{jaeger.query_url}/api/transform", json={"resourceSpans": merged})
+        assert answer.status_code == 200, answer.text
+        shown = [span["spanID"] for trace in answer.json()["data"] for span in trace["spans"]]
+    spans = bundle_spans(bundle)
+    assert sorted(shown) == sorted(span.ref.span_id for span in spans)
+    c = request_span(spans, C)
+    with jaeger.client() as client:
+        trace = wait_for(lambda: client.trace(c.ref.trace_id), 20, what="C's trace")
+        assert named(trace["spans"], sc.REQUEST)["spanID"] == c.ref.span_id

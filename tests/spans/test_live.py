@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -26,7 +27,7 @@ from kvwitness.tracer.spans.build import build_spans
 from kvwitness.tracer.spans.follow import Follower
 from kvwitness.tracer.spans.jaeger import wait_for
 from kvwitness.tracer.spans.live import LiveResult, Outbox, follow
-from kvwitness.tracer.spans.sender import SendError
+from kvwitness.tracer.spans.sender import Sender, SendError
 from kvwitness.tracer.spans.spec import SpanSpec
 
 from .made import instance, judged, load, request
@@ -249,6 +250,35 @@ def test_servers_may_restart_and_others_appear(tmp_path: Path) -> None:
     assert result.unsent == 0
     assert len({span.resource.instance for span in sink.spans}) == 2
     assert len({span.ref for span in sink.spans}) == len(sink.spans)
+
+
+def test_an_endpoint_may_come_later(tmp_path: Path) -> None:
+    serve(tmp_path, "one")
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        port = chosen.getsockname()[1]
+    lines: list[str] = []
+    stop = threading.Event()
+    results: list[LiveResult] = []
+
+    def run() -> None:
+        with Sender(f"http://127.0.0.1:{port}", timeout_s=0.5) as sender:
+            results.append(follow(tmp_path, sender, interval_s=0.05, stop=stop, progress=lines.append))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        wait_for(lambda: lines, 10)
+        with endpoint(port) as kept:
+            wait_for(lambda: kept.requests, 20)
+            stop.set()
+            thread.join(20)
+    finally:
+        stop.set()
+        thread.join(20)
+    assert results == [LiveResult(4, 0, "")]
+    assert len(kept.span_ids) == len(set(kept.span_ids)) == 4
+    assert lines[0].startswith("cannot send") and lines[1].startswith("sending to")
 
 
 # --- the command ---------------------------------------------------------------------------------------

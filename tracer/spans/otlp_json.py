@@ -28,14 +28,14 @@ def span_lines(judgement: Judgement, records: Sequence[RequestRecord]) -> Iterat
 
 def otlp_lines(spans: Iterable[SpanSpec]) -> Iterator[str]:
     """One ``ExportTraceServiceRequest`` a line, without line ends: one trace of one process, or a part of it."""
+    scope = {"name": sc.SCOPE, "version": kvwitness_version()}
     for _, group in groupby(spans, key=lambda span: (span.resource.instance, span.ref.trace_id)):
         trace = list(group)
         for start in range(0, len(trace), _SPANS_PER_LINE):
-            yield msgspec.json.encode(_request(trace[start : start + _SPANS_PER_LINE])).decode()
+            yield msgspec.json.encode(_request(scope, trace[start : start + _SPANS_PER_LINE])).decode()
 
 
-def _request(spans: Sequence[SpanSpec]) -> dict[str, Any]:
-    scope = {"name": sc.SCOPE, "version": kvwitness_version()}
+def _request(scope: Mapping[str, Any], spans: Sequence[SpanSpec]) -> dict[str, Any]:
     of_scope = {"scope": scope, "spans": [_span(span) for span in spans], "schemaUrl": sc.SCHEMA_URL}
     resource = {"attributes": _attributes(spans[0].resource.attributes)}
     return {"resourceSpans": [{"resource": resource, "scopeSpans": [of_scope], "schemaUrl": sc.SCHEMA_URL}]}

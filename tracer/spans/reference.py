@@ -17,10 +17,10 @@ _INTRODUCTION = f"""\
 `spans.otlp.jsonl` (OTLP/JSON, one `ExportTraceServiceRequest` a line). No span holds prompt or output text,
 token ids or digests.
 
-Names of OpenTelemetry's own conventions are used where there are any (schema `{sc.SCHEMA_URL}`; all
-`gen_ai.*` names are still in development there, and none of them knows tiers). `hicache.*` is what SGLang's
-cache did, `sglang.*` what the server says of itself, `kvwitness.*` what kvwitness concludes from its evidence.
-An attribute is left out where its value was not recorded.
+Names of OpenTelemetry's own conventions are used where there are any. Its `gen_ai.*` names are still in
+development, and none of them knows tiers. `hicache.*` is what SGLang's cache did, `sglang.*` what the server
+says of itself, `kvwitness.*` what kvwitness concludes from its evidence. An attribute is left out where its
+value was not recorded. Schema: `{sc.SCHEMA_URL}`.
 
 The ids are hashes of the process's name and of journal event numbers: exporting a run once more gives the
 same ids. Times are the process's monotonic clock, placed on the wall clock once, when its journal was opened.

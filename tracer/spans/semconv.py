@@ -189,7 +189,7 @@ ANOMALIES: Final = _attribute("kvwitness.journal.anomalies", "int", "{anomaly}",
 OPEN: Final = _attribute(
     "kvwitness.open", "boolean", "", "True: the end was not recorded, and the span ends with the last event instead."
 )
-RELATION: Final = _attribute("kvwitness.link.relation", "string", "", "On links: the relation, see below.")
+RELATION: Final = _attribute("kvwitness.link.relation", "string", "", "On links: one of the relations above.")
 
 # --- attributes: what the cache did --------------------------------------------------------------------
 
