@@ -13,6 +13,7 @@ from kvwitness.tracer.model import RequestVerdict, ServerReport
 from kvwitness.tracer.verdicts.combine import combine
 from kvwitness.tracer.verdicts.counters import CounterWindow, weigh_counters
 from kvwitness.tracer.verdicts.request import judge_request
+from kvwitness.tracer.verdicts.view import InstanceView
 
 SCHEDULER_ROLE = "scheduler"
 
@@ -45,9 +46,9 @@ def judge(
     traceparents = traceparents_of(list(journals))
     instances = tuple(derive(journal, traceparents) for journal in journals if journal.role == SCHEDULER_ROLE)
     verdicts = [
-        judge_request(instance, request, _reports_for(request.rid, reports))
-        for instance in instances
-        for request in instance.requests
+        judge_request(view, request, _reports_for(request.rid, reports))
+        for view in map(InstanceView, instances)
+        for request in view.instance.requests
     ]
     combined = combine(verdicts, instances)
     if counters is not None:

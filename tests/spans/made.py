@@ -24,6 +24,7 @@ from kvwitness.tracer.ledger.facts import (
 )
 from kvwitness.tracer.verdicts.combine import combine
 from kvwitness.tracer.verdicts.request import judge_request
+from kvwitness.tracer.verdicts.view import InstanceView
 
 WALL_NS = 1_700_000_000_000_000_000
 
@@ -98,7 +99,7 @@ def instance(name: str = "scheduler-1-1", *, ranks: dict[str, Any] | None = None
 
 
 def judged(*instances: InstanceFacts) -> Judgement:
-    verdicts = [judge_request(one, request, ()) for one in instances for request in one.requests]
+    verdicts = [judge_request(InstanceView(one), request, ()) for one in instances for request in one.requests]
     return Judgement(instances, combine(verdicts, instances))
 
 

@@ -82,6 +82,8 @@ class Ledger:
         self._backups: list[_OpenBackup] = []
         self._pending_backups: dict[int, list[_OpenBackup]] = defaultdict(list)
         self._loads: list[_OpenLoad] = []
+        self._copying: dict[int, _OpenLoad] = {}
+        """Loads of this epoch whose completion was not seen yet."""
         self._pending_loads: dict[int, list[_OpenLoad]] = defaultdict(list)
         self._transfers: dict[int, tuple[ev.TransferStarted, list[_OpenLoad]]] = {}
         self._evictions: dict[int, _OpenEviction] = {}
@@ -197,6 +199,7 @@ class Ledger:
         self._host = HostView(page, self._residencies.append)
         self._pending_backups.clear()
         self._pending_loads.clear()
+        self._copying.clear()
 
     # --- requests ------------------------------------------------------------------------------------
 
@@ -301,7 +304,12 @@ class Ledger:
         if request is not None and request.released is None:
             request.released, request.state = moment, event.state
             request.output_tokens = event.output_tokens
-            request.cached = (event.cached_total, event.cached_device, event.cached_host, event.cached_storage)
+            request.cached = (
+                event.cached_total,
+                _told(event.cached_device),
+                _told(event.cached_host),
+                _told(event.cached_storage),
+            )
 
     def _aborted(self, event: ev.AbortedInQueue, moment: ft.Moment) -> None:
         request = self._request(event.req, moment)
@@ -414,6 +422,7 @@ class Ledger:
         load = _OpenLoad(event, self._epoch, rid, moment, segments, path)
         self._tree.loading(event.start, event.end, path, event.seq)
         self._loads.append(load)
+        self._copying[event.seq] = load
         self._pending_loads[event.node].append(load)
         if request is not None:
             request.loads.append(event.seq)
@@ -429,6 +438,7 @@ class Ledger:
             return
         for load in loads:
             load.done = moment
+            self._copying.pop(load.queued.seq, None)
             load.duration_ns = event.duration_ns if event.duration_ns >= 0 else None
             if load.epoch == self._epoch:
                 queued = load.queued
@@ -446,8 +456,8 @@ class Ledger:
         self._check_count(event, sum(run.length for run in event.slots))
         self._host.freed(event.slots, moment)
         self._freed_since.extend(event.slots)
-        for load in self._loads:
-            if load.done is None and load.epoch == self._epoch and _overlap(load.queued.slots, event.slots):
+        for load in self._copying.values():
+            if _overlap(load.queued.slots, event.slots):
                 load.freed = True
 
     def _check_count(self, event: ev.HostAlloc | ev.HostFree, change: int) -> None:
@@ -534,6 +544,11 @@ class Ledger:
             first_seq=journal.events[0].seq if journal.events else 0,
             last_seq=journal.events[-1].seq if journal.events else 0,
         )
+
+
+def _told(tokens: int) -> int | None:
+    """A number that the server told; SGLang before 0.5.9 does not tell tokens by tier (negative)."""
+    return None if tokens < 0 else tokens
 
 
 def _overlap(a: tuple[ev.Run, ...], b: tuple[ev.Run, ...]) -> bool:

@@ -42,7 +42,7 @@ class OpenRequest:
     released: Moment | None = None
     state: int | None = None
     output_tokens: int | None = None
-    cached: tuple[int, int, int, int] | None = None
+    cached: tuple[int, int | None, int | None, int | None] | None = None
     prior: tuple[str | None, int, int] = (None, 0, 0)
 
     def freeze(self, traceparent: str | None) -> RequestFacts:

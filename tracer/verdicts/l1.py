@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from kvwitness.tracer.ledger.facts import InstanceFacts, Load, MatchedNode, RequestFacts
+from kvwitness.tracer.ledger.facts import MatchedNode, RequestFacts
 from kvwitness.tracer.model import Grade, Link, RangeVerdict, Reason, Tier
 from kvwitness.tracer.verdicts.grading import graded
 from kvwitness.tracer.verdicts.links import Evidence
 from kvwitness.tracer.verdicts.usage import Usage
+from kvwitness.tracer.verdicts.view import InstanceView
 
 
-def judge_l1(instance: InstanceFacts, request: RequestFacts, usage: Usage, start: int, end: int) -> list[RangeVerdict]:
+def judge_l1(view: InstanceView, request: RequestFacts, usage: Usage, start: int, end: int) -> list[RangeVerdict]:
     """Verdicts for the part ``[start, end)`` that the match found in L1, node by node, equal ones merged."""
     match = request.match
     if match is None or end <= start:
         return []
-    loads = {load.id: load for load in instance.loads}
     found: list[RangeVerdict] = []
     covered = start
     for node in match.nodes:
@@ -22,16 +22,16 @@ def judge_l1(instance: InstanceFacts, request: RequestFacts, usage: Usage, start
         if low >= high:
             continue
         if low > covered:
-            found.append(_without_node(instance, request, usage, covered, low))
-        found.append(_judge_node(instance, request, usage, node, loads, low, high))
+            found.append(_without_node(view, request, usage, covered, low))
+        found.append(_judge_node(view, request, usage, node, low, high))
         covered = high
     if covered < end:
-        found.append(_without_node(instance, request, usage, covered, end))
+        found.append(_without_node(view, request, usage, covered, end))
     return found
 
 
-def _without_node(instance: InstanceFacts, request: RequestFacts, usage: Usage, start: int, end: int) -> RangeVerdict:
-    evidence = Evidence(instance)
+def _without_node(view: InstanceView, request: RequestFacts, usage: Usage, start: int, end: int) -> RangeVerdict:
+    evidence = Evidence(view)
     moment = request.match.moment if request.match is not None else None
     evidence.miss(Link.BORN, "the matched path was not recorded", moment)
     usage.link(evidence)
@@ -39,18 +39,17 @@ def _without_node(instance: InstanceFacts, request: RequestFacts, usage: Usage, 
 
 
 def _judge_node(
-    instance: InstanceFacts,
+    view: InstanceView,
     request: RequestFacts,
     usage: Usage,
     node: MatchedNode,
-    loads: dict[int, Load],
     start: int,
     end: int,
 ) -> RangeVerdict:
     assert request.match is not None
-    evidence = Evidence(instance)
+    evidence = Evidence(view)
     matched = request.match.moment
-    load = loads.get(node.load) if node.load is not None else None
+    load = view.loads.get(node.load) if node.load is not None else None
     pending = load is not None and (load.done is None or load.done.seq > _read_by(request))
     if node.resident is None and load is None:
         evidence.miss(Link.BORN, f"nothing recorded says how node {node.node} came into L1", matched)

@@ -20,53 +20,47 @@ from kvwitness.tracer.model import Link, RangeVerdict, Reason, Tier
 from kvwitness.tracer.verdicts.grading import graded
 from kvwitness.tracer.verdicts.links import Evidence
 from kvwitness.tracer.verdicts.usage import Usage
+from kvwitness.tracer.verdicts.view import InstanceView
 
 
-def judge_loads(
-    instance: InstanceFacts, request: RequestFacts, usage: Usage, start: int, end: int
-) -> list[RangeVerdict]:
+def judge_loads(view: InstanceView, request: RequestFacts, usage: Usage, start: int, end: int) -> list[RangeVerdict]:
     """Verdicts for ``[start, end)``, the part that this request's load-back brought into L1."""
-    loads = [load for load in instance.loads if load.id in request.loads]
-    backups = {backup.id: backup for backup in instance.backups}
-    prefetches = {prefetch.done.seq: prefetch for prefetch in instance.prefetches}
     found: list[RangeVerdict] = []
     covered = start
-    for load in sorted(loads, key=lambda item: item.start):
+    for load in view.loads_of(request):
         for segment in load.segments:
             low, high = max(segment.start, covered), min(segment.end, end)
             if low >= high:
                 continue
             if low > covered:
-                found.append(_unexplained(instance, request, usage, covered, low))
-            found.append(_judge_segment(instance, request, usage, load, segment, backups, prefetches, low, high))
+                found.append(_unexplained(view, request, usage, covered, low))
+            found.append(_judge_segment(view, request, usage, load, segment, low, high))
             covered = high
     if covered < end:
-        found.append(_unexplained(instance, request, usage, covered, end))
+        found.append(_unexplained(view, request, usage, covered, end))
     return found
 
 
-def _unexplained(instance: InstanceFacts, request: RequestFacts, usage: Usage, start: int, end: int) -> RangeVerdict:
-    evidence = Evidence(instance)
+def _unexplained(view: InstanceView, request: RequestFacts, usage: Usage, start: int, end: int) -> RangeVerdict:
+    evidence = Evidence(view)
     evidence.miss(Link.READ, "no load-back of these tokens was recorded for this request")
     usage.link(evidence)
     return graded(start, end, Tier.L2, Reason.INCONCLUSIVE, evidence.complete())
 
 
 def _judge_segment(
-    instance: InstanceFacts,
+    view: InstanceView,
     request: RequestFacts,
     usage: Usage,
     load: Load,
     segment: LoadSegment,
-    backups: dict[int, Backup],
-    prefetches: dict[int, Prefetch],
     start: int,
     end: int,
 ) -> RangeVerdict:
-    evidence = Evidence(instance)
+    evidence = Evidence(view)
     tier, reason = Tier.L2, Reason.L2_READ
-    backup = backups.get(segment.origin_id) if segment.origin == "backup" else None
-    prefetch = prefetches.get(segment.origin_id) if segment.origin == "prefetch" else None
+    backup = view.backups.get(segment.origin_id) if segment.origin == "backup" else None
+    prefetch = view.prefetches.get(segment.origin_id) if segment.origin == "prefetch" else None
     if prefetch is not None and prefetch.rid == request.rid:
         tier, reason = Tier.L3, Reason.L3_READ
         _prefetched(evidence, request, prefetch, segment)
@@ -75,28 +69,24 @@ def _judge_segment(
             evidence.hold(Link.BORN, f"read from storage into L2 for request {prefetch.rid}", prefetch.done)
             _stored(evidence, segment, prefetch.done, "the prefetch from storage")
         else:
-            _born(evidence, instance, backup, load)
+            _born(evidence, view, backup, load)
             _backed_up(evidence, request, segment, backup)
         usable = backup.acked if backup is not None else prefetch.done if prefetch is not None else None
-        _left_l1(evidence, instance, request, usable, start, end)
+        _left_l1(evidence, view, request, usable, start, end)
     _resident_l2(evidence, request, load, segment, start, end)
-    _read(evidence, instance, request, load)
+    _read(evidence, view, request, load)
     usage.link(evidence)
     return graded(start, end, tier, reason, evidence.complete())
 
 
-def _born(evidence: Evidence, instance: InstanceFacts, backup: Backup | None, load: Load) -> None:
+def _born(evidence: Evidence, view: InstanceView, backup: Backup | None, load: Load) -> None:
     if backup is None:
         evidence.miss(Link.BORN, "nothing recorded says what the slots that were read hold")
         return
     births = [
         residency
-        for residency in instance.residencies
-        if residency.tier == "L1"
-        and residency.epoch == backup.epoch
-        and residency.owner == backup.owner
-        and residency.since.kind == "Inserted"
-        and residency.since.seq < (backup.acked or load.queued).seq
+        for residency in view.l1_of(backup.owner, backup.epoch)
+        if residency.since.kind == "Inserted" and residency.since.seq < (backup.acked or load.queued).seq
     ]
     if backup.owner is None or not covers(births, backup.start, backup.end):
         detail = "no recorded prefill put these tokens into L1 before they were backed up"
@@ -158,7 +148,7 @@ def _prefetched(evidence: Evidence, request: RequestFacts, prefetch: Prefetch, s
 
 def _left_l1(
     evidence: Evidence,
-    instance: InstanceFacts,
+    view: InstanceView,
     request: RequestFacts,
     usable: Moment | None,
     start: int,
@@ -178,9 +168,8 @@ def _left_l1(
         if wrong is not None:
             evidence.miss(Link.LEFT_L1, wrong, node.evicted, matched)
             return
-    calls = {call.call: call for call in instance.evictions}
     last = max((n.evicted for n in nodes if n.evicted is not None), key=lambda m: m.seq)
-    call = next((calls[n.evicted_call] for n in nodes if n.evicted_call in calls), None)
+    call = next((view.evictions[n.evicted_call] for n in nodes if n.evicted_call in view.evictions), None)
     who = " for request " + ", ".join(call.rids) if call is not None and call.rids else ""
     how = Eviction.NAMES.get(nodes[-1].evicted_how or 0, "evicted")
     evidence.hold(Link.LEFT_L1, f"{how} from L1{who}, and not in L1 at the match", last, matched)
@@ -223,7 +212,7 @@ def _resident_l2(
         )
 
 
-def _read(evidence: Evidence, instance: InstanceFacts, request: RequestFacts, load: Load) -> None:
+def _read(evidence: Evidence, view: InstanceView, request: RequestFacts, load: Load) -> None:
     decision = request.decision
     if load.started is None:
         evidence.miss(Link.READ, "the copy from L2 was queued and never launched", load.queued)
@@ -231,7 +220,7 @@ def _read(evidence: Evidence, instance: InstanceFacts, request: RequestFacts, lo
         evidence.miss(Link.READ, "the completion of the copy from L2 was never seen", load.queued, load.started)
     elif decision is None or decision.loaded != load.tokens:
         evidence.miss(Link.READ, "the load-back's result does not match the copy", load.queued, load.done)
-    elif not _bytes_fit(instance, load):
+    elif not _bytes_fit(view.instance, load):
         detail = f"the transfer moved {load.transfer_bytes} bytes for {load.transfer_tokens} tokens"
         evidence.miss(Link.READ, detail, load.started, load.done)
     else:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import msgspec
-
 from kvwitness.tracer.ledger.facts import HookState, InstanceFacts, Moment
 from kvwitness.tracer.model import EventRef, Link, LinkEvidence
+from kvwitness.tracer.verdicts.view import InstanceView
 
 HOOK_OF_LINK: dict[Link, str] = {
     Link.BORN: "born",
@@ -38,10 +37,10 @@ REMEDY: dict[Link, str] = {
 class Evidence:
     """Collects the links of one claim on one instance."""
 
-    def __init__(self, instance: InstanceFacts) -> None:
-        self._instance = instance
+    def __init__(self, view: InstanceView) -> None:
+        self._instance = view.instance
         self._links: list[LinkEvidence] = []
-        self._unsound = unsound_links(instance)
+        self._unsound = _unsound_of(view)
 
     def hold(self, link: Link, detail: str, *moments: Moment | None) -> None:
         """The link was seen, in these events; it does not hold where a hook that it rests on is not sound."""
@@ -72,6 +71,14 @@ class Evidence:
                 detail = f"events {first} to {last} without a hole"
                 self._links.append(LinkEvidence(Link.RECORD_COMPLETE, True, detail))
         return tuple(self._links)
+
+
+def _unsound_of(view: InstanceView) -> dict[Link, str]:
+    """:func:`unsound_links`, worked out once per instance."""
+    known = view.unsound
+    if known is None:
+        known = view.unsound = unsound_links(view.instance)
+    return known
 
 
 def relevant_hooks(instance: InstanceFacts) -> list[HookState]:
@@ -111,11 +118,3 @@ def unsound_links(instance: InstanceFacts) -> dict[Link, str]:
         mode = instance.facts["host_memory_mode"]
         wrong[Link.RESIDENT_L2] = f"host memory mode {mode}: host memory is transit here, not a tier"
     return wrong
-
-
-class Claim(msgspec.Struct, frozen=True):
-    """A token range with the links that were collected for it, before a grade is given."""
-
-    start: int
-    end: int
-    links: tuple[LinkEvidence, ...]

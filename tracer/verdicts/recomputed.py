@@ -8,9 +8,10 @@ from kvwitness.tracer.model import Grade, Link, LinkEvidence, RangeVerdict, Reas
 from kvwitness.tracer.verdicts.l2 import covers
 from kvwitness.tracer.verdicts.links import Evidence
 from kvwitness.tracer.verdicts.usage import Usage
+from kvwitness.tracer.verdicts.view import InstanceView
 
 
-def judge_recomputed(instance: InstanceFacts, request: RequestFacts, usage: Usage) -> list[RangeVerdict]:
+def judge_recomputed(view: InstanceView, request: RequestFacts, usage: Usage) -> list[RangeVerdict]:
     """Verdicts for the part from the first computed token on, split where the reason changes."""
     if usage.reused is None or usage.reused >= usage.total:
         return []
@@ -18,13 +19,13 @@ def judge_recomputed(instance: InstanceFacts, request: RequestFacts, usage: Usag
     found: list[RangeVerdict] = []
     promised = _promised_end(request)
     if promised > start:
-        found.append(_not_loaded(instance, request, usage, start, promised))
+        found.append(_not_loaded(view, request, usage, start, promised))
         start = promised
     known = min(request.prior_tokens, total)
     if known > start:
-        found.append(_lost(instance, request, usage, start, known))
+        found.append(_lost(view, request, usage, start, known))
         start = known
-    found.append(_range(instance, usage, start, total, Reason.RECOMPUTED, "", ()))
+    found.append(_range(view, usage, start, total, Reason.RECOMPUTED, "", ()))
     return [r for r in found if r.start < r.end]
 
 
@@ -34,7 +35,7 @@ def _promised_end(request: RequestFacts) -> int:
 
 
 def _range(
-    instance: InstanceFacts,
+    view: InstanceView,
     usage: Usage,
     start: int,
     end: int,
@@ -42,7 +43,7 @@ def _range(
     detail: str,
     why: tuple[LinkEvidence, ...],
 ) -> RangeVerdict:
-    evidence = Evidence(instance)
+    evidence = Evidence(view)
     usage.link(evidence)
     links = evidence.complete()
     proven = all(link.holds for link in links)
@@ -51,9 +52,9 @@ def _range(
     return RangeVerdict(start, end, tier, grade, reason, detail, (*why, *links))
 
 
-def _not_loaded(instance: InstanceFacts, request: RequestFacts, usage: Usage, start: int, end: int) -> RangeVerdict:
+def _not_loaded(view: InstanceView, request: RequestFacts, usage: Usage, start: int, end: int) -> RangeVerdict:
     """The match promised these tokens, and they were computed all the same."""
-    evidence = Evidence(instance)
+    evidence = Evidence(view)
     match, decision = request.match, request.decision
     assert match is not None
     if decision is not None and decision.loaded == 0:
@@ -66,67 +67,49 @@ def _not_loaded(instance: InstanceFacts, request: RequestFacts, usage: Usage, st
     else:
         detail = f"L1 held {match.device} tokens at the match, and they were computed again"
         evidence.miss(Link.USED, detail, match.moment)
-    return _range(instance, usage, start, end, Reason.PROMISED_NOT_LOADED, detail, evidence.complete()[:1])
+    return _range(view, usage, start, end, Reason.PROMISED_NOT_LOADED, detail, evidence.complete()[:1])
 
 
-def _lost(instance: InstanceFacts, request: RequestFacts, usage: Usage, start: int, end: int) -> RangeVerdict:
+def _lost(view: InstanceView, request: RequestFacts, usage: Usage, start: int, end: int) -> RangeVerdict:
     """An earlier request had this prefix in the cache; say where the chain to its reuse broke."""
-    evidence = Evidence(instance)
+    evidence = Evidence(view)
     prior = request.prior_rid
-    reset = next((e for e in instance.epochs if e.index > request.prior_epoch and e.index <= request.epoch), None)
+    reset = next((e for e in view.instance.epochs if e.index > request.prior_epoch and e.index <= request.epoch), None)
     if reset is not None:
         detail = f"the cache was reset after request {prior} had this prefix in it"
         evidence.miss(Link.RESIDENT_L2, detail, reset.begin)
-        return _range(instance, usage, start, end, Reason.RECOMPUTED, detail, evidence.complete()[:1])
+        return _range(view, usage, start, end, Reason.RECOMPUTED, detail, evidence.complete()[:1])
     match = request.match
     assert match is not None
     before = match.moment.seq
-    owners = _owners(instance, request, start, end)
-    acked = [b for b in instance.backups if b.owner in owners and b.epoch == request.epoch and b.end > start]
+    owners = _owners(view, request)
+    acked = [b for b in view.backups_of(owners, request.epoch) if b.end > start]
     acked = [b for b in acked if b.start < end and b.acked is not None and b.acked.seq < before]
     if not covers([_as_residency(b) for b in acked], start, end):
-        detail = _why_not_backed_up(instance, acked, start, prior)
+        detail = _why_not_backed_up(view.instance, acked, start, prior)
         evidence.miss(Link.BACKED_UP, detail, match.moment)
-        return _range(instance, usage, start, end, Reason.NEVER_BACKED_UP, detail, evidence.complete()[:1])
-    live = [
-        r
-        for r in instance.residencies
-        if r.tier == "L2"
-        and r.epoch == request.epoch
-        and r.owner in owners
-        and r.since.seq < before
-        and (r.until is None or r.until.seq > before)
-    ]
+        return _range(view, usage, start, end, Reason.NEVER_BACKED_UP, detail, evidence.complete()[:1])
+    held = view.l2_of(owners, request.epoch)
+    live = [r for r in held if r.since.seq < before and (r.until is None or r.until.seq > before)]
     if covers(live, start, end):
         detail = f"by the ledger L2 held this prefix of request {prior}, the match did not find it"
         evidence.miss(Link.RESIDENT_L2, detail, match.moment)
-        return _range(instance, usage, start, end, Reason.RESIDENT_NOT_MATCHED, detail, evidence.complete()[:1])
-    gone = [
-        r
-        for r in instance.residencies
-        if r.tier == "L2"
-        and r.epoch == request.epoch
-        and r.owner in owners
-        and r.start < end
-        and r.end > start
-        and r.until is not None
-        and r.until.seq < before
-    ]
+        return _range(view, usage, start, end, Reason.RESIDENT_NOT_MATCHED, detail, evidence.complete()[:1])
+    gone = [r for r in held if r.start < end and r.end > start and r.until is not None and r.until.seq < before]
     last = max((r.until for r in gone if r.until is not None), key=lambda m: m.seq, default=None)
-    who = _displaced_by(instance, gone)
+    who = _displaced_by(view.instance, gone)
     detail = f"this prefix of request {prior} had left L2 before the match{who}"
     evidence.miss(Link.RESIDENT_L2, detail, last, match.moment)
-    return _range(instance, usage, start, end, Reason.LEFT_L2_BEFORE_READ, detail, evidence.complete()[:1])
+    return _range(view, usage, start, end, Reason.LEFT_L2_BEFORE_READ, detail, evidence.complete()[:1])
 
 
-def _owners(instance: InstanceFacts, request: RequestFacts, start: int, end: int) -> set[str | None]:
+def _owners(view: InstanceView, request: RequestFacts) -> set[str | None]:
     """Requests whose L1 or L2 copies can hold this prefix: the earlier one and those that it built on."""
     owners: set[str | None] = {request.prior_rid}
-    by_rid = {r.rid: r for r in instance.requests}
-    current = by_rid.get(request.prior_rid or "")
+    current = view.requests.get(request.prior_rid or "")
     while current is not None and current.prior_rid is not None and current.prior_rid not in owners:
         owners.add(current.prior_rid)
-        current = by_rid.get(current.prior_rid)
+        current = view.requests.get(current.prior_rid)
     return owners
 
 

@@ -26,15 +26,14 @@ from kvwitness.tracer.verdicts.links import Evidence
 from kvwitness.tracer.verdicts.recomputed import judge_recomputed
 from kvwitness.tracer.verdicts.sentences import deepest_tier, sentence
 from kvwitness.tracer.verdicts.usage import Usage, usage_of
+from kvwitness.tracer.verdicts.view import InstanceView
 from kvwitness.tracer.verdicts.witnesses import check_report, count, weigh
 
 
-def judge_request(
-    instance: InstanceFacts, request: RequestFacts, reports: Sequence[ServerReport] = ()
-) -> RequestVerdict:
+def judge_request(view: InstanceView, request: RequestFacts, reports: Sequence[ServerReport] = ()) -> RequestVerdict:
     """Judge one attempt of a request from the facts of the instance that served it."""
-    usage = usage_of(request)
-    ranges = list(merged(_ranges(instance, request, usage)))
+    instance, usage = view.instance, usage_of(request)
+    ranges = list(merged(_ranges(view, request, usage)))
     all_reports = (*reports, *_scheduler_report(request))
     tokens = count(ranges, usage.total)
     judged = usage.reused is not None and usage.proven
@@ -57,10 +56,10 @@ def judge_request(
         grade=grade,
         reason=_reason(ranges, tier),
         sentence=sentence(tier, grade, ranges),
-        load_backs=tuple(_load_back(instance, load) for load in instance.loads if load.id in request.loads),
+        load_backs=tuple(_load_back(instance, load) for load in view.loads_of(request)),
         reports=all_reports,
         checks=tuple(checks),
-        notes=_notes(instance, request, usage),
+        notes=_notes(view, request, usage),
         queued_ns=request.queued.t_ns,
         admitted_ns=request.admitted.t_ns if request.admitted else None,
         first_token_ns=request.first_token.t_ns if request.first_token else None,
@@ -68,32 +67,32 @@ def judge_request(
     )
 
 
-def _ranges(instance: InstanceFacts, request: RequestFacts, usage: Usage) -> list[RangeVerdict]:
+def _ranges(view: InstanceView, request: RequestFacts, usage: Usage) -> list[RangeVerdict]:
     reused, match = usage.reused, request.match
     if reused is None:
-        return [_unknown(instance, 0, usage.total, usage)]
+        return [_unknown(view, 0, usage.total, usage)]
     if match is None:
-        return [*_blind(instance, usage, 0, reused), *judge_recomputed(instance, request, usage)]
+        return [*_blind(view, usage, 0, reused), *judge_recomputed(view, request, usage)]
     device = min(match.device, reused)
-    loaded = sum(load.tokens for load in instance.loads if load.id in request.loads)
+    loaded = sum(load.tokens for load in view.loads_of(request))
     below = min(device + max(loaded, 0), reused)
     return [
-        *judge_l1(instance, request, usage, 0, device),
-        *judge_loads(instance, request, usage, device, below),
-        *_blind(instance, usage, below, reused),
-        *judge_recomputed(instance, request, usage),
+        *judge_l1(view, request, usage, 0, device),
+        *judge_loads(view, request, usage, device, below),
+        *_blind(view, usage, below, reused),
+        *judge_recomputed(view, request, usage),
     ]
 
 
-def _blind(instance: InstanceFacts, usage: Usage, start: int, end: int) -> list[RangeVerdict]:
+def _blind(view: InstanceView, usage: Usage, start: int, end: int) -> list[RangeVerdict]:
     """Tokens that were reused from somewhere: the prefill began behind them, and nothing says where they were."""
     if start >= end:
         return []
-    return [_unknown(instance, start, end, usage, reused=True)]
+    return [_unknown(view, start, end, usage, reused=True)]
 
 
-def _unknown(instance: InstanceFacts, start: int, end: int, usage: Usage, reused: bool = False) -> RangeVerdict:
-    evidence = Evidence(instance)
+def _unknown(view: InstanceView, start: int, end: int, usage: Usage, reused: bool = False) -> RangeVerdict:
+    evidence = Evidence(view)
     if reused:
         evidence.miss(Link.READ, "these tokens were not computed by the prefill; no event says which tier held them")
     usage.link(evidence)
@@ -161,13 +160,13 @@ def _load_back(instance: InstanceFacts, load: Load) -> LoadBack:
     )
 
 
-def _notes(instance: InstanceFacts, request: RequestFacts, usage: Usage) -> tuple[str, ...]:
+def _notes(view: InstanceView, request: RequestFacts, usage: Usage) -> tuple[str, ...]:
     notes: list[str] = []
     if request.attempt > 1:
         notes.append(f"attempt {request.attempt}: the request was retracted before and prefilled again")
-    if not instance.closed and request.released is None:
+    if not view.instance.closed and request.released is None:
         notes.append("the journal ends before the request did: the process was killed or is still running")
-    extra = [load for load in instance.loads if load.id in request.loads and load.done is None]
+    extra = [load for load in view.loads_of(request) if load.done is None]
     if extra and usage.reused is None:
         notes.append("a load-back was queued for it and its completion was not recorded")
     return tuple(notes)
