@@ -118,6 +118,19 @@ def test_where_the_journals_would_go(
     assert "not a folder that can be written to" in kvwitness("doctor", "--python", python).output
 
 
+def test_a_python_of_the_shell_that_does_not_run_is_passed_over(
+    kvwitness: Command, python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shim = tmp_path / "shims" / "python"
+    shim.parent.mkdir()
+    shim.write_text("#!/bin/sh\nexit 127\n")
+    shim.chmod(0o755)
+    monkeypatch.setenv("PATH", str(shim.parent), prepend=":")
+    monkeypatch.setattr(sys, "executable", str(python))
+    result = kvwitness("doctor")
+    assert result.exit_code == 0, result.output
+
+
 def error_of(kvwitness: Command, *args: object) -> str:
     result = kvwitness("doctor", *args)
     assert result.exit_code == 2, result.output

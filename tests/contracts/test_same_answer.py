@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from kvwitness.patches.install import Installer
 from kvwitness.patches.witness import Witness
 from kvwitness.tracer.contracts.check import check
 from kvwitness.tracer.contracts.facts import extract
-from kvwitness.tracer.contracts.signatures import StandIn, to_signature
+from kvwitness.tracer.contracts.signatures import StandIn, to_signature, to_text
 from kvwitness.tracer.contracts.source import open_folder
 
 MODULE = """
@@ -226,10 +227,6 @@ def test_any_parameter_list_gets_the_verdict_of_the_function(names: list[str], d
 
 
 def _text_of(parameters: str) -> str:
-    import ast
-
-    from kvwitness.tracer.contracts.signatures import to_text
-
     (function,) = ast.parse(f"def function({parameters}): ...").body
     assert isinstance(function, ast.FunctionDef)
     text = to_text(function.args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -116,9 +117,11 @@ def _default_python() -> PythonFacts:
     shell = shutil.which("python")
     asked = dict.fromkeys(path for path in (shell, sys.executable) if path)
     for path in asked:
-        facts = _ask(path)
-        if facts.package is not None:
-            return facts
+        # A shim of a version manager may stand for no Python at all: that is no reason to give up.
+        with contextlib.suppress(NoSuchPython):
+            facts = ask_python(path)
+            if facts.package is not None:
+                return facts
     raise UserError("no sglang inside", " and ".join(asked), _NAME_PYTHON)
 
 
