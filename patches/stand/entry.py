@@ -12,8 +12,6 @@ import os
 STAND_VARIABLE = "KVWITNESS_STAND"
 PLATFORM_CLASS = "kvwitness.patches.stand.platform.StandPlatform"
 
-_installed = False
-
 
 def enabled() -> bool:
     """Whether this process is asked to be a stand."""
@@ -21,8 +19,15 @@ def enabled() -> bool:
 
 
 def activate() -> str | None:
-    """Platform entry point: the platform class by its dotted name, or None where this is no stand."""
-    return PLATFORM_CLASS if enabled() else None
+    """Platform entry point: the platform class by its dotted name, or None where this is no stand.
+
+    None also in a release that would ask the platform for pool classes; the stand has other ways there.
+    """
+    if not enabled():
+        return None
+    from kvwitness.patches.stand import releases
+
+    return PLATFORM_CLASS if releases.entered_by_plugin(releases.running()) else None
 
 
 def plugin() -> None:
@@ -36,17 +41,8 @@ def plugin() -> None:
     logs an ordinary exception of a plugin and starts without the plugin, which on a stand would only
     crash later and less clearly.)
     """
-    global _installed
-    if _installed or not enabled():
+    if not enabled():
         return
-    from kvwitness.patches.stand import faults
+    from kvwitness.patches.stand import boot
 
-    try:
-        faults.requested()
-        from kvwitness.patches.stand import shims
-
-        shims.install()
-        faults.install_faults()
-    except Exception as error:
-        raise SystemExit(f"kvwitness stand: {type(error).__name__}: {error}") from error
-    _installed = True
+    boot.install()

@@ -7,8 +7,8 @@ KVWITNESS_STAND_FAULT is a comma-separated list of:
     copy-corrupt:h2d          write every byte with its top bit flipped
     copy-delay:MS[:h2d|:d2h]  sleep MS milliseconds before each transfer call
                               (host to device: one call a layer; device to host: one call a backup)
-    load-back-too-short       the radix cache refuses every load-back as too short (0.5.23)
-    load-back-no-memory       the cache controller finds no device slots for a load-back (0.5.23)
+    load-back-too-short       the radix cache refuses every load-back as too short
+    load-back-no-memory       the cache controller finds no device slots for a load-back
 
 `h2d` is a load from host to device, `d2h` a backup from device to host; without either, both. Importing
 this module imports neither torch nor SGLang, so that the tool side can check a list before it starts a
@@ -26,7 +26,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
+
+from kvwitness.patches.stand.after_import import after_import
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -123,30 +126,34 @@ def requested() -> tuple[Fault, ...]:
     return parse_faults(os.environ.get(FAULT_VARIABLE, ""))
 
 
-_installed = False
-
-
 def install_faults() -> None:
-    """Put the faults that the environment asks for in place (0.5.23). Idempotent.
+    """Put the faults that the environment asks for in place, each when what it changes is imported.
 
-    To be called after the stand's shims and before anything else wraps the same methods.
+    To be called once, after the stand's shims and before anything else wraps the same methods.
     """
-    global _installed
-    if _installed:
-        return
     faults = requested()
     copy_faults = tuple(fault for fault in faults if fault.kind in COPY_KINDS)
     if copy_faults:
         _install_copy_faults(copy_faults)
     kinds = {fault.kind for fault in faults}
     if "load-back-too-short" in kinds:
-        _refuse_short_load_backs()
+        after_import("sglang.srt.mem_cache.unified_radix_cache", _refuse_short_load_backs)
+        after_import("sglang.srt.mem_cache.hiradix_cache", _refuse_short_load_backs)
     if "load-back-no-memory" in kinds:
-        _refuse_device_slots()
-    _installed = True
+        after_import("sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller", _refuse_device_slots)
+        after_import("sglang.srt.managers.cache_controller", _refuse_device_slots)
 
 
 # --- copies ---------------------------------------------------------------------------------------------
+
+
+# The methods of a host pool, and in 0.4.9 of a device pool, inside which transfer functions are called.
+_DIRECTION_OF: dict[str, Direction] = {
+    "load_to_device_per_layer": "h2d",
+    "backup_from_device_all_layer": "d2h",
+    "load_from_host_per_layer": "h2d",
+    "backup_to_host_all_layer": "d2h",
+}
 
 
 class _CurrentCopy(threading.local):
@@ -157,15 +164,28 @@ _current = _CurrentCopy()
 
 
 def _install_copy_faults(faults: tuple[Fault, ...]) -> None:
-    from kvwitness.patches.stand import copies, shims
+    from kvwitness.patches.stand import shims
+
+    # The transfer functions need torch, which is not imported for a process that never copies.
+    after_import("torch", functools.partial(_hook_copies, faults))
+    for name in (*shims.HOST_POOL_MODULES, shims.DEVICE_POOL_MODULE):
+        after_import(name, _mark_directions)
+
+
+def _hook_copies(faults: tuple[Fault, ...], _torch: ModuleType) -> None:
+    from kvwitness.patches.stand import copies
 
     copies.set_hooks(
         copies.CopyHooks(before=functools.partial(_delay, faults), payload=functools.partial(_spoil, faults))
     )
-    for module in shims.host_pool_modules():
-        for cls in shims.own_classes(module):
-            _mark_direction(cls, "load_to_device_per_layer", "h2d")
-            _mark_direction(cls, "backup_from_device_all_layer", "d2h")
+
+
+def _mark_directions(module: ModuleType) -> None:
+    from kvwitness.patches.stand import shims
+
+    for cls in shims.own_classes(module):
+        for method_name, direction in _DIRECTION_OF.items():
+            _mark_direction(cls, method_name, direction)
 
 
 def _mark_direction(cls: type, method_name: str, direction: Direction) -> None:
@@ -220,12 +240,12 @@ def _wrap(cls: type, method_name: str, make: Callable[[Callable[..., Any]], Call
     setattr(cls, method_name, functools.wraps(method)(make(method)))
 
 
-def _refuse_short_load_backs() -> None:
-    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+def _refuse_short_load_backs(module: ModuleType) -> None:
+    """Raise the threshold of each tree, right after the method that sets it."""
 
-    def make(init_hicache: Callable[..., Any]) -> Callable[..., Any]:
+    def make(set_up: Callable[..., Any]) -> Callable[..., Any]:
         def with_threshold(self: Any, *args: Any, **kwargs: Any) -> Any:
-            result = init_hicache(self, *args, **kwargs)
+            result = set_up(self, *args, **kwargs)
             if not hasattr(self, "load_back_threshold"):
                 raise RuntimeError("this SGLang has no load_back_threshold: load-back-too-short cannot act")
             self.load_back_threshold = _NEVER_LONG_ENOUGH
@@ -233,12 +253,12 @@ def _refuse_short_load_backs() -> None:
 
         return with_threshold
 
-    _wrap(UnifiedRadixCache, "init_hicache", make)
+    for class_name, method_name in (("UnifiedRadixCache", "init_hicache"), ("HiRadixCache", "__init__")):
+        if hasattr(module, class_name):
+            _wrap(getattr(module, class_name), method_name, make)
 
 
-def _refuse_device_slots() -> None:
-    from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
-
+def _refuse_device_slots(module: ModuleType) -> None:
     def make(load: Callable[..., Any]) -> Callable[..., Any]:
         def without_slots(self: Any, host_indices: Any, *args: Any, **kwargs: Any) -> Any:
             # SGLang allocates slots itself only in this case; with slots given, or none needed, it cannot
@@ -248,4 +268,7 @@ def _refuse_device_slots() -> None:
 
         return without_slots
 
-    _wrap(HybridCacheController, "load", make)
+    for class_name in ("HybridCacheController", "HiCacheController"):
+        cls = getattr(module, class_name, None)
+        if cls is not None and cls.__module__ == module.__name__:
+            _wrap(cls, "load", make)

@@ -1,26 +1,29 @@
-"""What SGLang needs changed to run HiCache on a CPU, by release.
+"""What each SGLang release needs changed to run HiCache on a CPU.
 
-0.5.23 needs three things: the transfer functions, host pools that do not pin memory, and MLA models sent
-through the absorbed path. Nothing that is really there is replaced. Packages that SGLang merely imports
-(triton, torchvision) are real in the stand's environment and need no stand-in.
+Every release needs the transfer functions, host pools that do not pin memory, and (from 0.5.8) MLA models
+sent through the absorbed path; releases up to the one that a shim names also need that shim. Nothing that
+is really there is replaced, but for triton kernels, which no CPU runs. Packages that SGLang merely imports
+(triton, torchvision) are real in the stand's environments and need no stand-in.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import inspect
-import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from kvwitness.patches.stand import copies
+from kvwitness.patches.stand import packages
+from kvwitness.patches.stand.after_import import Change, after_import
+from kvwitness.patches.stand.releases import order
 
-log = logging.getLogger(__name__)
-
-# Where 0.5.23 defines host pools. Only the first five call transfer functions.
-_HOST_POOL_MODULES = (
+# Where 0.5.23 defines host pools; an older release has some of these. Only the first five, and in older
+# releases memory_pool_host, call transfer functions.
+HOST_POOL_MODULES = (
     "sglang.srt.mem_cache.pool_host.mha",
     "sglang.srt.mem_cache.pool_host.mla",
     "sglang.srt.mem_cache.pool_host.mamba",
@@ -36,11 +39,20 @@ _HOST_POOL_MODULES = (
     "sglang.srt.mem_cache.pool_host.page_unified",
     "sglang.srt.mem_cache.pool_host.unified",
 )
+# The device pool, which in 0.4.9 copies by itself.
+DEVICE_POOL_MODULE = "sglang.srt.mem_cache.memory_pool"
 
 
 def host_pool_modules() -> list[ModuleType]:
-    """The modules of the running SGLang that define host pools, imported. Raises ImportError."""
-    return [importlib.import_module(name) for name in _HOST_POOL_MODULES]
+    """The modules of the running SGLang that define host pools, imported."""
+    return [importlib.import_module(name) for name in HOST_POOL_MODULES if _exists(name)]
+
+
+def _exists(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # its package is missing too
+        return False
 
 
 def own_classes(module: ModuleType) -> Iterator[type]:
@@ -50,22 +62,25 @@ def own_classes(module: ModuleType) -> Iterator[type]:
             yield value
 
 
-def provide_transfer_functions() -> None:
-    """Give host pool modules the transfer functions that their compiled package did not give them."""
-    functions = copies.transfer_functions()
-    for module in host_pool_modules():
-        for name, function in functions.items():
-            if not hasattr(module, name):
-                setattr(module, name, function)
+# --- every release --------------------------------------------------------------------------------------
 
 
-def never_pin() -> None:
-    """Make every host pool allocate ordinary memory: pinning calls the CUDA driver."""
-    for module in host_pool_modules():
-        for cls in own_classes(module):
-            init = vars(cls).get("__init__")
-            if init is not None and "pin_memory" in inspect.signature(init).parameters:
-                cls.__init__ = _without_pinning(init)  # type: ignore[misc]
+def provide_transfer_functions(module: ModuleType) -> None:
+    """Give a host pool module the transfer functions that its compiled package did not give it."""
+    # Here, because torch is not to be imported while an interpreter starts.
+    from kvwitness.patches.stand import copies
+
+    for name, function in copies.transfer_functions().items():
+        if not hasattr(module, name):
+            setattr(module, name, function)
+
+
+def never_pin(module: ModuleType) -> None:
+    """Make host pools allocate ordinary memory: pinning calls the CUDA driver."""
+    for cls in own_classes(module):
+        init = vars(cls).get("__init__")
+        if init is not None and "pin_memory" in inspect.signature(init).parameters:
+            cls.__init__ = _without_pinning(init)  # type: ignore[misc]
 
 
 def _without_pinning(init: Callable[..., None]) -> Callable[..., None]:
@@ -80,37 +95,130 @@ def _without_pinning(init: Callable[..., None]) -> Callable[..., None]:
     return unpinned
 
 
-def absorb_mla() -> None:
+def absorb_mla(handlers: ModuleType) -> None:
     """Send DeepSeek-style attention through the absorbed path on torch_native.
 
-    torch_native reads keys and values from the latent pool, so it cannot serve the MHA path; 0.5.23 has
+    torch_native reads keys and values from the latent pool, so it cannot serve the MHA path; SGLang has
     no entry for it and falls back to triton's, which picks MHA and crashes at the first prefill.
     """
-    from sglang.srt.models.deepseek_common import attention_backend_handler as handlers
-
     registry = handlers.AttentionBackendRegistry
     if "torch_native" not in registry._handlers:
         registry.register("torch_native", lambda _attention, _batch: handlers.AttnForwardMethod.MLA)
 
 
-Shim = Callable[[], None]
-
-SHIMS_BY_RELEASE: dict[str, tuple[Shim, ...]] = {
-    "0.5.23": (provide_transfer_functions, never_pin, absorb_mla),
-}
+# --- older releases -------------------------------------------------------------------------------------
 
 
-def install() -> None:
-    """Install the shims of the running SGLang release; one that is not listed gets the newest release's.
+def use_cpu_streams(controller: ModuleType) -> None:
+    """Give the cache controller streams and events with every method that it calls."""
+    from kvwitness.patches.stand import streams
 
-    Not idempotent: `kvwitness.patches.stand.entry.plugin` calls it once for each process.
+    if hasattr(controller, "device_module"):
+        controller.device_module = streams.device_module()  # type: ignore[attr-defined]
+    else:
+        # 0.4 takes them from torch.cuda, whatever the device.
+        controller.torch = streams.TorchWithCpuStreams()  # type: ignore[attr-defined]
+
+
+def allocate_pages_in_torch(allocator: ModuleType) -> None:
+    """Replace the paged allocator's triton kernels, which need a GPU driver."""
+    from kvwitness.patches.stand import page_kernels
+
+    for name, function in (
+        ("alloc_extend_kernel", page_kernels.alloc_extend),
+        ("alloc_decode_kernel", page_kernels.alloc_decode),
+    ):
+        if hasattr(allocator, name):
+            setattr(allocator, name, page_kernels.Launcher(getattr(allocator, name), function))
+
+
+def skip_unasked_torchao(module: ModuleType) -> None:
+    """Import torchao only for a model that is to be quantized with it, not before looking whether one is."""
+    apply = module.apply_torchao_config_to_model
+
+    @functools.wraps(apply)
+    def apply_if_asked(model: Any, torchao_config: str | None, *args: Any, **kwargs: Any) -> Any:
+        return apply(model, torchao_config, *args, **kwargs) if torchao_config else model
+
+    module.apply_torchao_config_to_model = apply_if_asked  # type: ignore[attr-defined]
+
+
+def answer_amx_question(_module: ModuleType) -> None:
+    """Answer the question for AMX under the name that torch no longer has.
+
+    No, whatever the CPU: with AMX SGLang would call its compiled CPU kernels, which are not here.
     """
-    from sglang.version import __version__ as release
+    import torch
 
-    shims = SHIMS_BY_RELEASE.get(release)
-    if shims is None:
-        newest = list(SHIMS_BY_RELEASE)[-1]
-        log.warning("kvwitness stand: SGLang %s is not known, using the shims of %s", release, newest)
-        shims = SHIMS_BY_RELEASE[newest]
-    for shim in shims:
-        shim()
+    if not hasattr(torch._C._cpu, "_is_amx_tile_supported"):
+        torch._C._cpu._is_amx_tile_supported = lambda: False
+
+
+# --- the table ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shim:
+    """A change to modules right after their import; `through` is the newest release that needs it, None
+    where the newest known one does. A module that a release does not have is never imported."""
+
+    change: Change
+    modules: tuple[str, ...]
+    through: str | None = None
+
+
+@dataclass(frozen=True)
+class StandIns:
+    """Packages that releases up to `through` import, and that are stood in for where they are absent."""
+
+    modules: packages.Group
+    through: str
+
+
+SHIMS = (
+    Shim(provide_transfer_functions, HOST_POOL_MODULES),
+    Shim(never_pin, HOST_POOL_MODULES),
+    Shim(absorb_mla, ("sglang.srt.models.deepseek_common.attention_backend_handler",)),
+    Shim(
+        use_cpu_streams,
+        ("sglang.srt.managers.cache_controller", "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller"),
+        through="0.5.17",
+    ),
+    Shim(
+        allocate_pages_in_torch,
+        ("sglang.srt.mem_cache.allocator.paged", "sglang.srt.mem_cache.allocator"),
+        through="0.5.17",
+    ),
+    Shim(skip_unasked_torchao, ("sglang.srt.layers.torchao_utils",), through="0.5.8"),
+    Shim(answer_amx_question, ("torch",), through="0.4.10.post2"),
+)
+
+STAND_INS = (
+    StandIns(packages.SGL_KERNEL, through="0.5.10.post1"),
+    StandIns(packages.VLLM_ROTARY, through="0.5.17"),
+    StandIns(packages.VLLM_LAYERS, through="0.5.6.post2"),
+)
+
+
+def _needed(through: str | None, release: str) -> bool:
+    return through is None or order(release) <= order(through)
+
+
+def shims_of(release: str) -> tuple[Shim, ...]:
+    """The shims that `release` needs."""
+    return tuple(shim for shim in SHIMS if _needed(shim.through, release))
+
+
+def stand_ins_of(release: str) -> tuple[StandIns, ...]:
+    """The packages that `release` needs stood in for."""
+    return tuple(stand_ins for stand_ins in STAND_INS if _needed(stand_ins.through, release))
+
+
+def install(release: str) -> None:
+    """Install what `release`, the running SGLang, needs. Imports nothing of SGLang; not idempotent."""
+    groups = [stand_ins.modules for stand_ins in stand_ins_of(release)]
+    if groups:
+        packages.provide(*groups)
+    for shim in shims_of(release):
+        for name in shim.modules:
+            after_import(name, shim.change)

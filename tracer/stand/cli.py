@@ -24,9 +24,18 @@ from kvwitness.tracer.stand.model import ModelKind, ensure_model, model_root
 from kvwitness.tracer.stand.paths import stand_path
 from kvwitness.tracer.stand.places import stand_home
 from kvwitness.tracer.stand.progress import reporting
+from kvwitness.tracer.stand.releases import NEWEST, RELEASES, UnsupportedError
 from kvwitness.tracer.stand.server import ServerOptions, StandServer, StandServerError
 
 MODEL_KINDS: tuple[ModelKind, ...] = get_args(ModelKind)
+
+_release_option = click.option(
+    "--release",
+    type=click.Choice(list(RELEASES)),
+    default=NEWEST,
+    show_default=True,
+    help="SGLang's release.",
+)
 
 
 @click.group(name="stand")
@@ -34,24 +43,29 @@ def stand_group() -> None:
     """SGLang with HiCache on a CPU: for demonstrations and tests, without a GPU."""
 
 
-def _ensure(kind: ModelKind) -> tuple[StandEnvironment, Path]:
+def _ensure(kind: ModelKind, release: str) -> tuple[StandEnvironment, Path]:
     try:
         with reporting() as progress:
-            environment = ensure_environment(progress)
+            environment = ensure_environment(progress, release=release)
             return environment, ensure_model(environment, progress, kind)
     except StandBuildError as error:
         raise click.ClickException(str(error)) from error
 
 
 @stand_group.command()
+@_release_option
 @click.option("--model", "kind", type=click.Choice(MODEL_KINDS), default="qwen2", show_default=True)
-def ensure(kind: ModelKind) -> None:
-    """Build the stand's environment (about 3 GB to download, once) and its model."""
-    environment, model = _ensure(kind)
+def ensure(kind: ModelKind, release: str) -> None:
+    """Build the stand's environment (about 3 GB to download, once) and its model.
+
+    An older release's environment shares most of the newest's, which is built first.
+    """
+    environment, model = _ensure(kind, release)
     click.echo(f"environment {environment.root}\nmodel       {model}")
 
 
 @stand_group.command()
+@_release_option
 @click.option("--model", "kind", type=click.Choice(MODEL_KINDS), default="qwen2", show_default=True)
 @click.option("--port", type=int, default=0, help="Loopback port; a free one by default.")
 @click.option(
@@ -79,6 +93,7 @@ def ensure(kind: ModelKind) -> None:
 @click.argument("extra_args", nargs=-1, type=click.UNPROCESSED)
 def serve(
     kind: ModelKind,
+    release: str,
     port: int,
     env: tuple[str, ...],
     workdir: Path | None,
@@ -88,14 +103,14 @@ def serve(
     """Start a server in the foreground and print its address. EXTRA_ARGS, after --, go to SGLang."""
     pairs = dict(pair.partition("=")[::2] for pair in env)
     chosen = ServerOptions(extra_args=extra_args, extra_env=pairs, **options)  # type: ignore[arg-type]
-    environment, model = _ensure(kind)
+    environment, model = _ensure(kind, release)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         with StandServer(environment, model, chosen, workdir=workdir, port=port) as server:
             click.echo(f"{server.url}\npid {server.pid}, log {server.log}; interrupt to stop")
             server.wait()
             server.check_alive()
-    except UnknownFaultError as error:
+    except (UnknownFaultError, UnsupportedError) as error:
         raise click.UsageError(str(error)) from error
     except StandServerError as error:
         raise click.ClickException(str(error)) from error
@@ -108,10 +123,11 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
 
 
 @stand_group.command()
+@_release_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def where(as_json: bool) -> None:
+def where(release: str, as_json: bool) -> None:
     """Show where the stand's parts are, and whether they are built."""
-    root = environment_root()
+    root = environment_root(release)
     places: dict[str, str | bool] = {
         "home": str(stand_home()),
         "environment": str(root),

@@ -21,6 +21,7 @@ import psutil
 from kvwitness.patches.stand.faults import FAULT_VARIABLE, parse_faults
 from kvwitness.tracer.stand.environment import StandEnvironment
 from kvwitness.tracer.stand.paths import stand_path
+from kvwitness.tracer.stand.releases import NEWEST, Release, UnsupportedError, known_release
 
 LOOPBACK = "127.0.0.1"
 START_TIMEOUT_S = 300.0
@@ -39,7 +40,8 @@ class StandServerError(RuntimeError):
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """How to start a server: SGLang 0.5.23's HiCache with its own defaults unless said otherwise.
+    """How to start a server: HiCache with SGLang 0.5.23's own defaults unless said otherwise, whatever the
+    release. An older release does not have every choice (kvwitness.tracer.stand.releases).
 
     Pool sizes are small so that a few prompts of 1,500 tokens evict each other.
     """
@@ -64,20 +66,32 @@ class ServerOptions:
     extra_args: tuple[str, ...] = ()
     extra_env: Mapping[str, str] = field(default_factory=dict)
 
-    def arguments(self) -> list[str]:
-        """The command-line arguments these options stand for."""
+    def arguments(self, release: Release | None = None) -> list[str]:
+        """The command-line arguments these options stand for, in `release` (the newest by default).
+
+        Raises UnsupportedError for a choice that the release does not have.
+        """
+        known = release if release is not None else known_release(NEWEST)
+        known.check("write policy", self.write_policy, known.write_policies)
+        known.check("I/O backend", self.io_backend, known.io_backends)
+        known.check("memory layout", self.mem_layout, known.mem_layouts or ("layer_first",))
+        if self.tree_core is not None and not known.tree_core_choice:
+            raise UnsupportedError(f"SGLang {known.name} has no choice of tree cores")
         arguments = {
             "--device": "cpu",
             "--attention-backend": "torch_native",
             "--hicache-ratio": f"{self.hicache_ratio:g}",
             "--hicache-write-policy": self.write_policy,
             "--hicache-io-backend": self.io_backend,
-            "--hicache-mem-layout": self.mem_layout,
             "--page-size": str(self.page_size),
             "--max-total-tokens": str(self.max_total_tokens),
             "--mem-fraction-static": "0.5",
             "--tp-size": str(self.tp_size),
         }
+        if known.mem_layouts:
+            arguments["--hicache-mem-layout"] = self.mem_layout
+        if known.both_attention_backends:
+            arguments["--prefill-attention-backend"] = arguments["--decode-attention-backend"] = "torch_native"
         flags = ["--enable-hierarchical-cache", "--enable-metrics", "--enable-cache-report"]
         if not self.overlap:
             flags.append("--disable-overlap-schedule")
@@ -128,7 +142,8 @@ class StandServer:
     `workdir` is where the server runs and where its log, `server.log`, goes; a new temporary folder by
     default, which stays after the server. `port` 0 takes a free one.
 
-    Entering raises UnknownFaultError for a wrong `options.faults` and StandServerError if the server dies
+    Entering raises UnknownFaultError for a wrong `options.faults`, UnsupportedError for options that the
+    environment's release does not have, and StandServerError if the server dies
     or is not healthy in `start_timeout_s`.
     """
 
@@ -177,12 +192,19 @@ class StandServer:
         """The command that starts the server."""
         where = ["--model-path", str(self._model), "--host", LOOPBACK, "--port", str(self._port)]
         python = str(self._environment.python)
-        return [python, "-m", "sglang.launch_server", *where, *self.options.arguments()]
+        return [
+            python,
+            "-m",
+            "sglang.launch_server",
+            *where,
+            *self.options.arguments(known_release(self._environment.release)),
+        ]
 
     def environ(self) -> dict[str, str]:
         """The whole environment of the server's processes."""
         env = {key: value for key, value in os.environ.items() if not key.startswith(_OWN_PREFIXES)}
-        venv_bin = self._environment.python.parent
+        environments = [self._environment, *([self._environment.shared] if self._environment.shared else [])]
+        programs = [str(environment.python.parent) for environment in environments]
         own_hosts = f"{LOOPBACK},localhost"
         no_proxy = env.get("NO_PROXY") or env.get("no_proxy")
         env |= {
@@ -190,7 +212,7 @@ class StandServer:
             "PYTHONPATH": str(stand_path(stand=True)),
             "PYTHONUNBUFFERED": "1",
             # SGLang calls ninja by name when it compiles an extension.
-            "PATH": os.pathsep.join([str(venv_bin), env.get("PATH", os.defpath)]),
+            "PATH": os.pathsep.join([*programs, env.get("PATH", os.defpath)]),
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
@@ -225,6 +247,7 @@ class StandServer:
     def start(self) -> None:
         """Start the server and wait until it is healthy. A server that does not get there is ended."""
         parse_faults(self.options.faults)
+        self.command()
         if self._workdir is None:
             self._workdir = Path(tempfile.mkdtemp(prefix="kvwitness-stand-"))
         self._workdir.mkdir(parents=True, exist_ok=True)
