@@ -15,14 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.packages import make_folder
+from kvwitness.collectors.journal import read_journal
 from kvwitness.patches.config import Config, Faults
 from kvwitness.patches.contract import Hook, mismatch
+from kvwitness.patches.hooks import all_hooks
 from kvwitness.patches.install import Installer
 from kvwitness.patches.witness import Witness
 from kvwitness.tracer.contracts.check import check
-from kvwitness.tracer.contracts.facts import extract
+from kvwitness.tracer.contracts.facts import extract, read_facts
 from kvwitness.tracer.contracts.signatures import StandIn, to_signature, to_text
 from kvwitness.tracer.contracts.source import open_folder
+from kvwitness.tracer.judgement import judge
 
 MODULE = """
 import functools
@@ -50,6 +53,28 @@ def hides_with(option):
             return function(self)
         return wrapper
     return decorate
+
+def optional(function=None, *, option=None):
+    def decorate(function):
+        if option == "off":
+            return function
+        @functools.wraps(function)
+        def wrapper(*args, **kwargs):
+            return function(*args, **kwargs)
+        return wrapper
+    if function is not None:
+        return decorate(function)
+    else:
+        return decorate
+
+def optional_hides(function=None, *, option=None):
+    def decorate(function):
+        def wrapper(self, anything=None):
+            return function(self)
+        return wrapper
+    if function is None:
+        return decorate
+    return decorate(function)
 
 def module_level(self, key): ...
 
@@ -83,6 +108,14 @@ class Cache(Base):
     @hides
     @keeps
     def hidden_outside(self, key): ...
+    @optional
+    def optional_bare(self, key): ...
+    @optional(option=1)
+    def optional_called(self, key): ...
+    @optional_hides
+    def hidden_bare(self, key): ...
+    @optional_hides(option=1)
+    def hidden_called(self, key): ...
     @functools.lru_cache(maxsize=None)
     def cached(self, key): ...
     @staticmethod
@@ -134,12 +167,13 @@ _NAMES = """
     plain more_required more_optional keyword_only keyword_default by_keyword positional_only renamed swapped variadic
     annotated later kept kept_elsewhere hidden hidden_with hidden_outside cached static of_class a_property alias
     alias_of_alias alias_of_module alias_of_import alias_of_other wrapped_static a_lambda a_number late conditional
-    fallback deleted inherited absent
+    fallback deleted inherited absent optional_bare optional_called hidden_bare hidden_called
 """
 ATTRIBUTES = _NAMES.split()
 FITTING = """
     plain more_optional keyword_default by_keyword positional_only annotated later kept kept_elsewhere cached static
     alias alias_of_alias alias_of_module alias_of_import alias_of_other wrapped_static a_lambda conditional fallback
+    optional_bare optional_called
 """
 
 TARGETS = [
@@ -197,6 +231,17 @@ def test_the_installed_ones_are_those_that_one_expects(package: Path) -> None:
     fitting = {item.name for item in check(hooks, extract(open_folder(package), hooks)) if item.fits}
     others = {".module_level", ".elsewhere", "Exported.plain"}
     assert fitting == {f"Cache.{name}" for name in FITTING.split()} | others
+
+
+def test_a_real_server_installed_what_fits() -> None:
+    """The coverage in the journal of a real server, against what was read from that release's wheel."""
+    tests = Path(__file__).parents[1]
+    (instance,) = judge([read_journal(tests / "fixtures" / "abc-0.5.23-rust.kvwj")]).instances
+    known = {(hook.name, hook.target): hook for hook in all_hooks()}
+    recorded = {key: h.status for h in instance.hooks if (key := (h.name, h.target)) in known and h.status != "pending"}
+    facts = read_facts(tests / "contracts" / "signatures" / "0.5.23.json")
+    found = {(item.name, item.target): str(item.fit) for item in check([known[key] for key in recorded], facts)}
+    assert len(recorded) > 20 and found == recorded
 
 
 NAMES = st.lists(st.sampled_from(["self", "key", "size", "node", "req", "tokens"]), unique=True, max_size=6)

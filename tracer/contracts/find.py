@@ -240,13 +240,23 @@ def _replacement(place: _Place, decorator: ast.expr, with_arguments: bool, depth
         return None
     module = _Place(place.source, place.module)
     for definition in _functions(module, _bound(module.tree().body, decorator.id, module), depth):
-        inner: ast.FunctionDef | ast.AsyncFunctionDef | None = definition
-        for _ in range(2 if with_arguments else 1):
-            inner = _returned(inner) if inner is not None else None
-        if inner is None or any("wraps" in ast.unparse(item) for item in inner.decorator_list):
+        if _keeps_signature(definition):
             continue
-        return to_text(inner.args)
+        # `def decorator(function=None, *, option=...)`: one level more also where it stands without arguments.
+        deep = with_arguments or bool(definition.args.defaults)
+        inner: ast.FunctionDef | ast.AsyncFunctionDef | None = definition
+        for _ in range(2 if deep else 1):
+            inner = _returned(inner) if inner is not None else None
+        if inner is not None:
+            return to_text(inner.args)
     return None
+
+
+def _keeps_signature(decorator: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether what it makes is wrapped in a way that ``inspect.signature`` sees through."""
+    names = {node.id for node in ast.walk(decorator) if isinstance(node, ast.Name)}
+    names |= {node.attr for node in ast.walk(decorator) if isinstance(node, ast.Attribute)}
+    return bool(names & {"wraps", "update_wrapper", "__wrapped__", "__signature__"})
 
 
 def _functions(place: _Place, bindings: list[_Binding], depth: int) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
