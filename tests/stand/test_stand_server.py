@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import psutil
 import pytest
 from stand_fixtures import StartServer, play_story
 
+from kvwitness.tracer.stand.environment import StandEnvironment
 from kvwitness.tracer.stand.server import StandServerError
 
 pytestmark = [pytest.mark.stand, pytest.mark.timeout(900)]
@@ -50,3 +55,29 @@ def test_unknown_fault_stops_a_server_at_once(start_server: StartServer) -> None
         start_server(extra_env={"KVWITNESS_STAND_FAULT": "copy-explode"})
 
     assert "unknown fault 'copy-explode'" in str(caught.value)
+
+
+def test_a_killed_run_leaves_no_server_behind(tmp_path: Path, stand_environment: StandEnvironment) -> None:
+    script = """
+import sys
+from pathlib import Path
+from kvwitness.tracer.stand.environment import ensure_environment
+from kvwitness.tracer.stand.model import ensure_model
+from kvwitness.tracer.stand.progress import SilentProgress
+from kvwitness.tracer.stand.server import StandServer
+quiet = SilentProgress()
+environment = ensure_environment(quiet)
+with StandServer(environment, ensure_model(environment, quiet), workdir=Path(sys.argv[1])) as server:
+    print(server.pid, flush=True)
+    sys.stdin.read()
+"""
+    run = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert run.stdout is not None
+    pid = int(run.stdout.readline())
+    tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    run.kill()
+    run.wait()
+    _, alive = psutil.wait_procs(tree, timeout=30)
+    assert [process for process in alive if runs(process)] == []

@@ -22,9 +22,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, NotRequired, Self, TypedDict, TypeVar, cast
+from typing import Any, NotRequired, Self, TypedDict, TypeVar, cast
 
 import httpx
+
+from kvwitness.tracer.watchdog import killed_with_us
 
 __all__ = [
     "JaegerClient",
@@ -186,7 +188,7 @@ def _build(go: str, module_dir: Path, program: Path, progress: Progress) -> None
                 start_new_session=True,
             )
             try:
-                with _killed_with_us(building.pid):
+                with killed_with_us(building.pid):
                     while building.poll() is None:
                         with contextlib.suppress(subprocess.TimeoutExpired):
                             building.wait(_PROGRESS_EVERY_S)
@@ -409,7 +411,7 @@ class JaegerProcess:
                 start_new_session=True,
             )
         self._cleanup.callback(_end, process)
-        self._cleanup.enter_context(_killed_with_us(process.pid))
+        self._cleanup.enter_context(killed_with_us(process.pid))
         self._await_ready(process, f"http://{_HOST}:{ports.health}/status")
         self._process = process
         self._ports = ports
@@ -446,29 +448,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-@contextlib.contextmanager
-def _killed_with_us(pid: int) -> Iterator[None]:
-    """Kill the process group ``pid`` should this process die, even by SIGKILL, before the block ends.
-
-    A shell waits on a pipe whose other end only this process holds. The kernel closes it when this
-    process dies in whatever way, which no handler inside the process could promise.
-    """
-    watchdog = subprocess.Popen(
-        ["/bin/sh", "-c", 'read -r _; kill -s KILL -- "-$1"', "jaeger-watchdog", str(pid)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        yield
-    finally:
-        # Killed before the pipe closes: it must never fire at a process id that others may have by then.
-        watchdog.kill()
-        watchdog.wait()
-        cast(IO[bytes], watchdog.stdin).close()
 
 
 # --- the query API -----------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from kvwitness.patches.stand.faults import FAULT_VARIABLE, parse_faults
 from kvwitness.tracer.stand.environment import StandEnvironment
 from kvwitness.tracer.stand.paths import stand_path
 from kvwitness.tracer.stand.releases import NEWEST, Release, UnsupportedError, known_release
+from kvwitness.tracer.watchdog import killed_with_us
 
 LOOPBACK = "127.0.0.1"
 START_TIMEOUT_S = 300.0
@@ -168,6 +169,7 @@ class StandServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._log_file: IO[bytes] | None = None
         self._seen: dict[int, psutil.Process] = {}
+        self._guard = contextlib.ExitStack()
 
     @property
     def url(self) -> str:
@@ -263,6 +265,8 @@ class StandServer:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        # A run that is killed must not leave a server behind that polls on.
+        self._guard.enter_context(killed_with_us(self._process.pid))
         try:
             self._wait_healthy()
         except BaseException:
@@ -337,6 +341,7 @@ class StandServer:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
         process.wait()
+        self._guard.close()
         _still_running(left, self._stop_grace_s)
         self._process = None
         self._seen.clear()
