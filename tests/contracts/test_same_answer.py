@@ -237,11 +237,17 @@ def test_a_real_server_installed_what_fits() -> None:
     """The coverage in the journal of a real server, against what was read from that release's wheel."""
     tests = Path(__file__).parents[1]
     (instance,) = judge([read_journal(tests / "fixtures" / "abc-0.5.23-rust.kvwj")]).instances
-    known = {(hook.name, hook.target): hook for hook in all_hooks()}
-    recorded = {key: h.status for h in instance.hooks if (key := (h.name, h.target)) in known and h.status != "pending"}
     facts = read_facts(tests / "contracts" / "signatures" / "0.5.23.json")
-    found = {(item.name, item.target): str(item.fit) for item in check([known[key] for key in recorded], facts)}
-    assert len(recorded) > 20 and found == recorded
+    # Several hooks may have one name and one target, each for another signature.
+    found: dict[tuple[str, str], bool] = {}
+    for item in check(all_hooks(), facts):
+        found[item.name, item.target] = item.fits or found.get((item.name, item.target), False)
+    recorded = {
+        key: hook.status == "installed"
+        for hook in instance.hooks
+        if (key := (hook.name, hook.target)) in found and hook.status != "pending"
+    }
+    assert len(recorded) > 20 and recorded.items() <= found.items()
 
 
 NAMES = st.lists(st.sampled_from(["self", "key", "size", "node", "req", "tokens"]), unique=True, max_size=6)
