@@ -24,6 +24,10 @@ MARK: Final = "__kvwitness_hook__"
 COMMON: Final = "common"
 UNIFIED: Final = "unified"
 """UnifiedRadixCache with node ids (SGLang 0.5.17 and newer)."""
+UNIFIED_OBJ: Final = "unified_obj"
+"""UnifiedRadixCache with node objects (SGLang 0.5.12 to 0.5.16)."""
+HIRADIX: Final = "hiradix"
+"""HiRadixCache (the default tree up to SGLang 0.5.18)."""
 
 
 @dataclass(frozen=True, slots=True)

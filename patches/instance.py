@@ -58,27 +58,45 @@ def describe_process(role: str, server_args: Any) -> dict[str, Any]:
     }
 
 
+def anchor_pool(tree: Any) -> Any:
+    """The host pool whose slots are the identity of full KV, whatever the release calls it."""
+    group = _group(tree)
+    return group.anchor_entry.host_pool if group is not None else tree.token_to_kv_pool_host
+
+
+def _group(tree: Any) -> Any:
+    """The group of host pools; None where the tree has a single one (plain models up to SGLang 0.5.18)."""
+    group = getattr(tree, "host_pool_group", None)
+    if group is None:
+        group = getattr(tree, "token_to_kv_pool_host", None)
+    return group if hasattr(group, "anchor_entry") else None
+
+
+def _named_pools(tree: Any) -> list[tuple[str, Any]]:
+    group = _group(tree)
+    if group is None:
+        return [("kv", tree.token_to_kv_pool_host)]
+    return [(str(getattr(entry.name, "value", entry.name)), entry.host_pool) for entry in group.entries]
+
+
 def find_pools(tree: Any) -> dict[int, int]:
     """Number the host pools by identity; 0 is the anchor pool, whose slots are the identity of full KV."""
-    group = tree.host_pool_group
-    anchor = group.anchor_entry.host_pool
-    pools = {id(anchor): 0}
-    for entry in group.entries:
-        pools.setdefault(id(entry.host_pool), len(pools))
+    pools = {id(anchor_pool(tree)): 0}
+    for _, pool in _named_pools(tree):
+        pools.setdefault(id(pool), len(pools))
     return pools
 
 
 def describe_instance(w: Witness) -> dict[str, Any]:
     """What the ledger needs to know about the instance. Missing attributes become None, never an error."""
     tree, controller = w.tree, w.controller
-    group = tree.host_pool_group
-    anchor = group.anchor_entry.host_pool
+    anchor = anchor_pool(tree)
     return {
-        "ranks": _ranks(tree),
+        "ranks": _ranks(w),
         "family": w.family,
         "tree_class": type(tree).__name__,
         "tree_core": type(getattr(tree, "tree_core", None)).__name__,
-        "components": [str(component) for component in tree.tree_components],
+        "components": [str(component) for component in getattr(tree, "tree_components", ())],
         "page_size": w.page_size,
         "device_tokens": getattr(tree.token_to_kv_pool_allocator, "size", None),
         "host_tokens": getattr(anchor, "size", None),
@@ -93,22 +111,37 @@ def describe_instance(w: Witness) -> dict[str, Any]:
         "storage": bool(getattr(tree, "enable_storage", False)),
         "pools": [
             {
-                "pool": w.pools[id(entry.host_pool)],
-                "name": str(getattr(entry.name, "value", entry.name)),
-                "class": type(entry.host_pool).__name__,
+                "pool": w.pools[id(pool)],
+                "name": name,
+                "class": type(pool).__name__,
                 # A pool that overrides alloc or free is not seen by our hooks on the base class.
-                "hooked": all(hasattr(getattr(type(entry.host_pool), name), MARK) for name in ("alloc", "free")),
+                "hooked": all(hasattr(getattr(type(pool), method), MARK) for method in ("alloc", "free")),
             }
-            for entry in group.entries
+            for name, pool in _named_pools(tree)
         ],
     }
 
 
-def _ranks(tree: Any) -> dict[str, Any]:
+def scheduler_ranks(names: tuple[str, ...], values: tuple[Any, ...], server_args: Any) -> dict[str, Any]:
+    """The ranks that the scheduler was called with (``names``), and the sizes that go with them."""
+    ranks = {name: value for name, value in zip(names, values, strict=False) if name.endswith("_rank")}
+    for size in ("tp_size", "pp_size", "dp_size"):
+        ranks[size] = getattr(server_args, size, None)
+    if getattr(server_args, "enable_dp_attention", False) and ranks["tp_size"] and ranks["dp_size"]:
+        ranks["attn_tp_size"] = ranks["tp_size"] // ranks["dp_size"]
+    return ranks
+
+
+def _ranks(w: Witness) -> dict[str, Any]:
     """This process's place among the ranks."""
+    ranks: dict[str, Any] = dict(w.ranks)
     context = sys.modules.get("sglang.srt.runtime_context")
-    parallel = context.get_parallel() if context is not None else None
+    get_parallel = getattr(context, "get_parallel", None)
+    parallel = get_parallel() if get_parallel is not None else None
     names = ("tp_rank", "tp_size", "pp_rank", "pp_size", "dp_rank", "dp_size", "attn_tp_rank", "attn_tp_size")
-    ranks = {name: getattr(parallel, name, None) for name in names}
-    ranks.update({name: getattr(tree, name) for name in ("pp_rank", "pp_size") if hasattr(tree, name)})
+    for name in names:
+        known = getattr(parallel, name, None)
+        if known is not None or name not in ranks:
+            ranks[name] = known
+    ranks.update({name: getattr(w.tree, name) for name in ("pp_rank", "pp_size") if hasattr(w.tree, name)})
     return ranks

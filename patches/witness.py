@@ -21,13 +21,18 @@ from kvwitness.patches.config import Config
 from kvwitness.patches.digests import Chain, grid_for, load_key
 from kvwitness.patches.profile import HookTimes
 from kvwitness.patches.recorder import JournalError, Recorder
-from kvwitness.patches.schema.events import Cause, Event, FactKind, PrefixDigests, PrefixPoint, Tail
+from kvwitness.patches.schema.events import Cause, Event, FactKind, PathNode, PrefixDigests, PrefixPoint, Tail
 
 logger = logging.getLogger("kvwitness")
 
 
 def _ignore(*_: Any, **__: Any) -> None:
     """Stands in for ``emit`` while nothing is recorded."""
+
+
+def _no_path(_: Any) -> list[PathNode]:
+    """Stands in for ``find_path`` until there is a tree."""
+    return []
 
 
 class Allocation:
@@ -73,17 +78,35 @@ class Witness:
         self.controller: Any = None
         self.page_size = 1
         self.pools: dict[int, int] = {}
+        self.find_path: Callable[[Any], list[PathNode]] = _no_path
+        """How this release's tree tells the path to one of its nodes (kvwitness.patches.hooks.nodes)."""
+        self.ranks: dict[str, Any] = {}
+        """This process's ranks, as the scheduler was called with them."""
         # --- what is going on (scheduler thread)
         self.allocations: list[Allocation] = []
         self.inserting: Any = None
+        self.matching: Any = None
+        """The request whose ``init_next_round_input`` is running; not every release passes it to the match."""
         self.match_purpose = 0
         self.loading: LoadAttempt | None = None
         self.evict_calls: list[int] = []
+        self.nodes_at_hand: dict[int, Any] = {}
+        """Node objects by id, while a function that got them runs: the controller is told ids only."""
+        self.submissions: list[tuple[Any, int, int]] | None = None
+        """Copies launched inside the ``write`` that is running: they are recorded after it."""
+        self.staged: list[tuple[int, int, int, int]] = []
+        """write_back: nodes that left the tree's L1 and whose copy is not complete."""
         # --- tables
         self.chains: dict[str, Chain] = {}
         self.batches: dict[str, deque[int]] = {}
         self.transfer_of_write: dict[int, tuple[int, Any]] = {}
-        self.transfer_of_load: dict[int, tuple[int, Any]] = {}
+        self.transfer_of_load: dict[int, tuple[int, Any, int, int]] = {}
+        self.handed_over: dict[tuple[int, int], int] = {}
+        """(direction, node) -> tokens of a copy that the threads of SGLang 0.4 have been given."""
+        self.copied: dict[int, int] = {}
+        """Direction -> tokens times layers whose copy was called; only ever added to, by the copying thread."""
+        self.accounted: dict[int, int] = {}
+        """Direction -> how much of that belongs to transfers that were recorded (scheduler thread)."""
         self.next_call = itertools.count(1).__next__
         self.next_transfer = itertools.count(1).__next__
         self.next_batch = itertools.count(1).__next__
@@ -235,21 +258,18 @@ class Witness:
                 flat += (head, page)
         return Tail.ints(flat)
 
-    def path_of(self, node: int) -> list[Any]:
-        """The tree's path to ``node`` (each with node_id, path_start, path_end, full_value_len); [] if gone."""
+    def path_of(self, node: Any) -> list[PathNode]:
+        """The tree's path to ``node`` (an id, or the node object of older releases); [] when it is not known."""
         try:
-            return list(self.tree.tree_core.collect_path_info([node])[0])
-        except (KeyError, IndexError):
+            return self.find_path(node)
+        except (KeyError, IndexError, NotImplementedError):
             return []
 
-    def path_tail(self, node: int) -> bytes:
+    def path_tail(self, node: Any) -> bytes:
         """:meth:`path_of` encoded for an event."""
-        flat: list[int] = []
-        for step in self.path_of(node):
-            flat += (step.node_id, step.path_start, step.path_end, int(step.full_value_len is not None))
-        return Tail.ints(flat)
+        return Tail.ints(number for step in self.path_of(node) for number in step)
 
-    def span_of(self, node: int) -> tuple[int, int]:
+    def span_of(self, node: Any) -> tuple[int, int]:
         """Token positions ``[start, end)`` that ``node`` holds; (-1, -1) when the tree does not know it."""
         path = self.path_of(node)
-        return (path[-1].path_start, path[-1].path_end) if path else (-1, -1)
+        return (path[-1].start, path[-1].end) if path else (-1, -1)

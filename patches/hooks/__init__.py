@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from kvwitness.patches.contract import Hook
-from kvwitness.patches.hooks import controller, host_pool, http, scheduler, storage, unified_tree
+from kvwitness.patches.hooks import (
+    controller,
+    copies,
+    hiradix,
+    host_pool,
+    http,
+    scheduler,
+    storage,
+    unified_obj,
+    unified_tree,
+)
 
 
 def all_hooks() -> list[Hook]:
@@ -11,7 +21,10 @@ def all_hooks() -> list[Hook]:
     return [
         *scheduler.HOOKS,
         *unified_tree.HOOKS,
+        *unified_obj.HOOKS,
+        *hiradix.HOOKS,
         *controller.HOOKS,
+        *copies.HOOKS,
         *host_pool.HOOKS,
         *storage.HOOKS,
         *http.HOOKS,

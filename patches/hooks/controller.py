@@ -1,15 +1,25 @@
-"""The HiCache controller of SGLang 0.5.22 and 0.5.23: which host slots were written and read, and when.
+"""The HiCache controller: which host slots were written and read, and when. SGLang 0.5.2 to 0.5.23.
 
-Host slot indices are CPU tensors and do not depend on the tree core: they are the identity that the chain
-of evidence rests on. All methods run on the scheduler thread; copies are asynchronous on streams, so
+Host slot indices are CPU tensors and do not depend on the tree: they are the identity that the chain of
+evidence rests on. All methods run on the scheduler thread; copies are asynchronous on streams, so
 completion is what the scheduler's own polling of the finish events sees.
+
+- 0.5.22 and newer submit backups merged, after ``write`` (``start_writing``); before, ``write`` submits at
+  once, so that the launch is seen inside it and recorded after it.
+- Acknowledgements carry tokens and bytes since 0.5.18. Before, tokens are those of the queued operations and
+  bytes those of the copy functions that were called (:mod:`kvwitness.patches.hooks.copies`).
+- Durations exist where the acknowledgement says that its events have timing (loads 0.5.16, both 0.5.18).
+
+SGLang 0.4 copies in threads of the controller: :mod:`kvwitness.patches.hooks.threads`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from kvwitness.patches.contract import UNIFIED, Args, Hook, Kwargs, argument
+from kvwitness.patches.contract import HIRADIX, UNIFIED, UNIFIED_OBJ, Args, Hook, Kwargs, argument
+from kvwitness.patches.hooks import copies, threads
+from kvwitness.patches.hooks.hiradix import demote_staged
 from kvwitness.patches.schema.events import (
     BackupAcked,
     BackupQueued,
@@ -24,32 +34,76 @@ from kvwitness.patches.witness import Witness
 
 BASE = "sglang.srt.managers.cache_controller"
 HYBRID = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller"
-TREE = "sglang.srt.mem_cache.unified_radix_cache"
+UNIFIED_TREE = "sglang.srt.mem_cache.unified_radix_cache"
+HIRADIX_TREE = "sglang.srt.mem_cache.hiradix_cache"
+
+# --- backup ------------------------------------------------------------------------------------------
 
 
-def _after_write(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
+def _enter_write(w: Witness, args: Args, kwargs: Kwargs) -> tuple[Any, list[Any]]:
+    before, w.submissions = w.submissions, []
+    return before, w.submissions
+
+
+def _leave_write(w: Witness, token: Any) -> None:
+    w.submissions = token[0]
+
+
+def _after_write(w: Witness, token: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
     controller = args[0]
     tokens = len(argument(args, kwargs, 1, "device_indices"))
-    if controller is not w.controller or tokens == 0:
+    if controller is w.controller and tokens:
+        node = int(argument(args, kwargs, 3, "node_id", -1))
+        req = w.req_id(w.current_req())
+        if result is None:
+            w.emit(BackupRejected, req, node, tokens, int(controller.mem_pool_host.available_size()))
+        else:
+            start, end = w.span_of(node)
+            w.emit(BackupQueued, req, node, start, end, tokens, int(bool(w.evict_calls)), tail=w.slot_runs(result))
+            threads.queued(w, Direction.D2H, node, tokens)
+    # What was launched inside is recorded now that it is known what for.
+    for ack, number, size in token[1]:
+        _write_started(w, ack, number, size)
+
+
+def _enter_start_writing(w: Witness, args: Args, kwargs: Kwargs) -> tuple[Any, int]:
+    controller = args[0]
+    copies.forget(w, Direction.D2H)
+    return (controller.ack_write_queue[-1] if controller.ack_write_queue else None), _tokens(controller.write_queue)
+
+
+def _after_start_writing(w: Witness, token: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
+    last, waiting = token
+    queue = args[0].ack_write_queue
+    if not queue or queue[-1] is last or args[0] is not w.controller:
         return
-    node = int(argument(args, kwargs, 3, "node_id", -1))
-    req = w.req_id(w.current_req())
-    if result is None:
-        w.emit(BackupRejected, req, node, tokens, int(controller.mem_pool_host.available_size()))
-        return
-    start, end = w.span_of(node)
-    w.emit(BackupQueued, req, node, start, end, tokens, int(bool(w.evict_calls)), tail=w.slot_runs(result))
+    ack = queue[-1]
+    tokens, size = _figures(w, ack, Direction.D2H, waiting)
+    if w.submissions is not None:
+        w.submissions.append((ack, tokens, size))
+    else:
+        _write_started(w, ack, tokens, size)
+
+
+def _write_started(w: Witness, ack: Any, tokens: int, size: int) -> None:
+    transfer = _started(w, ack, Direction.D2H, tokens, size)
+    for node in ack.node_ids:
+        w.transfer_of_write[node] = (transfer, ack)
+
+
+# --- load --------------------------------------------------------------------------------------------
 
 
 def _after_load(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
     if args[0] is not w.controller:
         return
     attempt = w.loading
+    slots = argument(args, kwargs, 1, "host_indices")
+    tokens = len(slots)
     if attempt is not None:
         attempt.load_called = True
         attempt.load_failed = result is None
-    slots = argument(args, kwargs, 1, "host_indices")
-    tokens = len(slots)
+        attempt.wanted = attempt.wanted or tokens
     if result is None or tokens == 0:
         return
     node = int(argument(args, kwargs, 3, "node_id", -1))
@@ -58,139 +112,187 @@ def _after_load(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) -> 
     start = end - tokens if end >= 0 else -1
     req = w.req_id(attempt.req if attempt is not None else None)
     w.emit(LoadQueued, req, node, start, end, tokens, tail=w.slot_runs(slots))
+    threads.queued(w, Direction.H2D, node, tokens)
 
 
-def _enter_start_writing(w: Witness, args: Args, kwargs: Kwargs) -> Any:
-    return args[0].ack_write_queue[-1] if args[0].ack_write_queue else None
-
-
-def _after_start_writing(w: Witness, token: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
-    queue = args[0].ack_write_queue
-    if not queue or queue[-1] is token:
-        return
-    ack = queue[-1]
-    transfer = _started(w, ack, Direction.D2H)
-    for node in ack.node_ids:
-        w.transfer_of_write[node] = (transfer, ack)
-
-
-def _enter_start_loading(w: Witness, args: Args, kwargs: Kwargs) -> Any:
-    return args[0].ack_load_queue[-1] if args[0].ack_load_queue else None
+def _enter_start_loading(w: Witness, args: Args, kwargs: Kwargs) -> tuple[Any, int]:
+    controller = args[0]
+    copies.forget(w, Direction.H2D)
+    return (controller.ack_load_queue[-1] if controller.ack_load_queue else None), _tokens(controller.load_queue)
 
 
 def _after_start_loading(w: Witness, token: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
+    last, waiting = token
     queue = args[0].ack_load_queue
-    if queue and queue[-1] is not token:
+    if queue and queue[-1] is not last and args[0] is w.controller:
         ack = queue[-1]
-        w.transfer_of_load[id(ack)] = (_started(w, ack, Direction.H2D), ack)
+        tokens, size = _figures(w, ack, Direction.H2D, waiting)
+        w.transfer_of_load[id(ack)] = (_started(w, ack, Direction.H2D, tokens, size), ack, tokens, size)
 
 
-def _started(w: Witness, ack: Any, direction: int) -> int:
+# --- launch and completion ---------------------------------------------------------------------------
+
+
+def _tokens(operations: Any) -> int:
+    return sum(len(operation.device_indices) for operation in operations)
+
+
+def _figures(w: Witness, ack: Any, direction: int, waiting: int) -> tuple[int, int]:
+    """Tokens and bytes of a launched copy."""
+    tokens = int(getattr(ack, "num_tokens", 0)) or waiting
+    size = getattr(ack, "num_bytes", None)
+    return tokens, copies.bytes_called(w, direction) if size is None else int(size)
+
+
+def _started(w: Witness, ack: Any, direction: int, tokens: int, size: int) -> int:
     transfer = w.next_transfer()
-    w.emit(
-        TransferStarted,
-        transfer,
-        direction,
-        int(ack.num_tokens),
-        int(ack.num_bytes),
-        int(ack.timing_enabled),
-        tail=Tail.ints(ack.node_ids),
-    )
+    timed = int(getattr(ack, "timing_enabled", False))
+    w.emit(TransferStarted, transfer, direction, tokens, size, timed, tail=Tail.ints(ack.node_ids))
     return transfer
 
 
 def _duration_ns(ack: Any) -> int:
     """Device time of the copies of a completed transfer; -1 where the device's events have no timing."""
-    if not ack.timing_enabled:
+    if not getattr(ack, "timing_enabled", False):
         return -1
     return int(ack.start_event.elapsed_time(ack.finish_event) * 1e6)
 
 
-def _after_write_ack(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
-    node = int(argument(args, kwargs, 1, "ack_id"))
+def _write_acked(w: Witness, node: int) -> None:
+    if threads.in_use(w):
+        w.emit(BackupAcked, threads.completed(w, Direction.D2H, [node])[0], node, -1)
+        return
     transfer, ack = w.transfer_of_write.pop(node, (0, None))
     w.emit(BackupAcked, transfer, node, -1 if ack is None else _duration_ns(ack))
 
 
+def _after_write_ack(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
+    if w.family == UNIFIED:
+        _write_acked(w, int(argument(args, kwargs, 1, "ack_id")))
+
+
+def _enter_writing_check(w: Witness, args: Args, kwargs: Kwargs) -> list[int] | None:
+    if args[0] is not w.tree or w.family == UNIFIED:
+        return None
+    return list(args[0].ongoing_write_through)
+
+
+def _after_writing_check(w: Witness, token: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
+    if not token:
+        return
+    left = args[0].ongoing_write_through
+    for node in token:
+        if node not in left:
+            _write_acked(w, node)
+    if w.staged and argument(args, kwargs, 1, "write_back", False):
+        demote_staged(w)
+
+
 def _enter_loading_check(w: Witness, args: Args, kwargs: Kwargs) -> Any:
-    controller = args[0].cache_controller
-    queue = controller.ack_load_queue if controller is not None else None
-    return list(queue) if queue else None
+    tree = args[0]
+    controller = tree.cache_controller
+    if controller is None or tree is not w.tree:
+        return None
+    if threads.in_use(w):
+        return list(tree.ongoing_load_back)
+    return list(controller.ack_load_queue)
 
 
 def _after_loading_check(w: Witness, token: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
-    if token is None:
+    if not token:
+        return
+    if threads.in_use(w):
+        done = [node for node in token if node not in args[0].ongoing_load_back]
+        if done:
+            transfer, tokens, size = threads.completed(w, Direction.H2D, done)
+            w.emit(LoadDone, transfer, tokens, size, -1, tail=Tail.ints(done))
         return
     left = {id(ack) for ack in args[0].cache_controller.ack_load_queue}
     for ack in token:
         if id(ack) in left:
             continue
-        transfer, _ = w.transfer_of_load.pop(id(ack), (0, None))
-        w.emit(
-            LoadDone,
-            transfer,
-            int(ack.num_tokens),
-            int(ack.num_bytes),
-            _duration_ns(ack),
-            tail=Tail.ints(ack.node_ids),
-        )
+        transfer, _, tokens, size = w.transfer_of_load.pop(id(ack), (0, None, 0, 0))
+        w.emit(LoadDone, transfer, tokens, size, _duration_ns(ack), tail=Tail.ints(ack.node_ids))
 
 
-def _controller(attribute: str, module: str, owner: str, parameters: str, link: str, **observers: Any) -> Hook:
+# --- declarations ------------------------------------------------------------------------------------
+
+
+def _controller(attribute: str, module: str, parameters: str, links: str, family: str, **observers: Any) -> Hook:
     return Hook(
         name=f"controller.{attribute}",
         module=module,
-        owner=owner,
+        owner="HybridCacheController" if module == HYBRID else "HiCacheController",
         attribute=attribute,
         parameters=("self", *parameters.split()),
-        links=(link,),
-        family=UNIFIED,
+        links=tuple(links.split()),
+        family=family,
         **observers,
     )
 
 
+def _of_class(module: str, family: str) -> tuple[Hook, ...]:
+    """The methods of one of the two controller classes that a tree family uses.
+
+    HiRadixCache uses the plain one, or the hybrid one for models with further pools (0.5.12 and newer).
+    """
+    writing = {"enter": _enter_write, "leave": _leave_write, "seen": _after_write}
+    return (
+        _controller("write", module, "device_indices priority node_id", "backed_up", family, **writing),
+        _controller("load", module, "host_indices priority node_id", "read", family, seen=_after_load),
+    )
+
+
+def _launching(module: str, family: str) -> tuple[Hook, ...]:
+    """Absent in SGLang 0.4, where threads launch; the hybrid controller has its own in 0.5.10 to 0.5.17.
+
+    HiRadixCache's links do not rest on them by declaration: a launch that was not seen is missed by itself.
+    """
+    backed_up, read = ("", "") if family == HIRADIX else ("backed_up", "read")
+    writing = {"enter": _enter_start_writing, "seen": _after_start_writing}
+    loading = {"enter": _enter_start_loading, "seen": _after_start_loading}
+    return (
+        _controller("start_writing", module, "", backed_up, family, **writing),
+        _controller("start_loading", module, "", read, family, **loading),
+    )
+
+
+def _tree(attribute: str, parameters: str, link: str, family: str, **observers: Any) -> Hook:
+    hiradix = family == HIRADIX
+    return Hook(
+        name=f"{'hiradix' if hiradix else 'tree'}.{attribute.lstrip('_')}",
+        module=HIRADIX_TREE if hiradix else UNIFIED_TREE,
+        owner="HiRadixCache" if hiradix else "UnifiedRadixCache",
+        attribute=attribute,
+        parameters=("self", *parameters.split()),
+        links=(link,),
+        family=family,
+        **observers,
+    )
+
+
+def _loading_check(family: str) -> Hook:
+    return _tree("loading_check", "", "read", family, enter=_enter_loading_check, seen=_after_loading_check)
+
+
+def _writing_check(family: str) -> Hook:
+    """Trees of node objects forget a backup when it is acknowledged, by whatever function."""
+    return _tree(
+        "writing_check", "write_back", "backed_up", family, enter=_enter_writing_check, seen=_after_writing_check
+    )
+
+
 HOOKS: tuple[Hook, ...] = (
-    _controller(
-        "write", HYBRID, "HybridCacheController", "device_indices priority node_id", "backed_up", seen=_after_write
-    ),
-    _controller("load", HYBRID, "HybridCacheController", "host_indices priority node_id", "read", seen=_after_load),
-    _controller(
-        "start_writing",
-        BASE,
-        "HiCacheController",
-        "",
-        "backed_up",
-        enter=_enter_start_writing,
-        seen=_after_start_writing,
-    ),
-    _controller(
-        "start_loading",
-        BASE,
-        "HiCacheController",
-        "",
-        "read",
-        enter=_enter_start_loading,
-        seen=_after_start_loading,
-    ),
-    Hook(
-        name="tree.finish_write_through_ack",
-        module=TREE,
-        owner="UnifiedRadixCache",
-        attribute="_finish_write_through_ack",
-        parameters=("self", "ack_id"),
-        links=("backed_up",),
-        family=UNIFIED,
-        seen=_after_write_ack,
-    ),
-    Hook(
-        name="tree.loading_check",
-        module=TREE,
-        owner="UnifiedRadixCache",
-        attribute="loading_check",
-        parameters=("self",),
-        links=("read",),
-        family=UNIFIED,
-        enter=_enter_loading_check,
-        seen=_after_loading_check,
-    ),
+    *_of_class(HYBRID, UNIFIED),
+    *_of_class(HYBRID, UNIFIED_OBJ),
+    *_of_class(BASE, HIRADIX),
+    *_launching(BASE, UNIFIED),
+    *_launching(BASE, HIRADIX),
+    *_launching(BASE, UNIFIED_OBJ),
+    *_launching(HYBRID, UNIFIED),
+    *_launching(HYBRID, UNIFIED_OBJ),
+    _tree("_finish_write_through_ack", "ack_id", "backed_up", UNIFIED, seen=_after_write_ack),
+    _writing_check(UNIFIED_OBJ),
+    _writing_check(HIRADIX),
+    *(_loading_check(family) for family in (UNIFIED, UNIFIED_OBJ, HIRADIX)),
 )

@@ -1,4 +1,4 @@
-"""The host pools (L2 memory) of SGLang 0.5.22 and 0.5.23: which slots are taken, given back, emptied.
+"""The host pools (L2 memory) of SGLang 0.4.9 to 0.5.23: which slots are taken, given back, emptied.
 
 ``HostKVCache`` is the base of the MHA, MLA and most other host pools. Pools that override these methods
 (state pools of hybrid models, page envelopes) are not seen here; the instance facts name them.
@@ -12,7 +12,8 @@ from kvwitness.patches.contract import Args, Hook, Kwargs, argument
 from kvwitness.patches.schema.events import HostAlloc, HostClear, HostFree
 from kvwitness.patches.witness import Witness
 
-MODULE = "sglang.srt.mem_cache.pool_host.base"
+# 0.5.14 and newer, and before.
+MODULES = ("sglang.srt.mem_cache.pool_host.base", "sglang.srt.mem_cache.memory_pool_host")
 
 
 def _after_alloc(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
@@ -36,10 +37,10 @@ def _after_clear(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) ->
         w.emit(HostClear, pool, int(args[0].available_size()))
 
 
-def _hook(attribute: str, parameters: tuple[str, ...], seen: Any) -> Hook:
+def _hook(module: str, attribute: str, parameters: tuple[str, ...], seen: Any) -> Hook:
     return Hook(
         name=f"host_pool.{attribute}",
-        module=MODULE,
+        module=module,
         owner="HostKVCache",
         attribute=attribute,
         parameters=("self", *parameters),
@@ -48,8 +49,12 @@ def _hook(attribute: str, parameters: tuple[str, ...], seen: Any) -> Hook:
     )
 
 
-HOOKS: tuple[Hook, ...] = (
-    _hook("alloc", ("need_size",), _after_alloc),
-    _hook("free", ("indices",), _after_free),
-    _hook("clear", (), _after_clear),
+HOOKS: tuple[Hook, ...] = tuple(
+    hook
+    for module in MODULES
+    for hook in (
+        _hook(module, "alloc", ("need_size",), _after_alloc),
+        _hook(module, "free", ("indices",), _after_free),
+        _hook(module, "clear", (), _after_clear),
+    )
 )

@@ -20,6 +20,17 @@ _STAND_ENTRY_POINTS = {
 }
 _MAIN_ENTRY_POINTS = {PLUGINS_GROUP: {"kvwitness": "kvwitness.patches.entry:plugin"}}
 
+# For SGLang before 0.5.11, which has no plugin group. kvwitness.patches may be out of reach of an interpreter
+# (another user's, a broken link): that must not keep it from starting.
+_SITECUSTOMIZE = """\
+try:
+    from kvwitness.patches.way_in import start
+except ImportError:
+    pass
+else:
+    start(__file__)
+"""
+
 
 def patches_folder() -> Path:
     """The folder of this installation's `kvwitness.patches`, found without importing it."""
@@ -41,9 +52,10 @@ def stand_path(folder: Path | None = None, *, stand: bool = False) -> Path:
     """Make the folder to put on the PYTHONPATH of an SGLang process, and return it. Idempotent.
 
     It holds `kvwitness/patches`, a link to this installation's, and the metadata of the distribution
-    `kvwitness`, whose entry point SGLang (0.5.11 and newer) loads in each of its processes. With `stand`,
-    also that of `kvwitness-cpu-stand`, which makes the process a CPU stand where KVWITNESS_STAND=1. Only
-    `patches` is linked, so that nothing which needs the tool's own dependencies can be imported there.
+    `kvwitness`, whose entry point SGLang (0.5.11 and newer) loads in each of its processes, and a
+    `sitecustomize` that does the same for older releases (kvwitness.patches.way_in). With `stand`,
+    also the metadata of `kvwitness-cpu-stand`, which makes the process a CPU stand where KVWITNESS_STAND=1.
+    Only `patches` is linked, so that nothing which needs the tool's own dependencies can be imported there.
 
     Without `folder`, one under `stand_home()` is used that belongs to this installation alone: another
     checkout's servers keep finding their own.
@@ -55,6 +67,7 @@ def stand_path(folder: Path | None = None, *, stand: bool = False) -> Path:
     (folder / "kvwitness").mkdir(parents=True, exist_ok=True)
     _link(folder / "kvwitness" / "patches", patches)
     _write_distribution(folder, "kvwitness", version, _MAIN_ENTRY_POINTS)
+    _write(folder / "sitecustomize.py", _SITECUSTOMIZE)
     if stand:
         _write_distribution(folder, STAND_NAME, version, _STAND_ENTRY_POINTS)
     return folder

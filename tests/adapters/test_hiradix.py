@@ -1,0 +1,187 @@
+"""Seams of the adapters for trees of node objects: who is watched, what order events have, what is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvwitness.patches.contract import HIRADIX as FAMILY
+from kvwitness.patches.schema.events import (
+    BackupAcked,
+    BackupQueued,
+    EvictedL1,
+    EvictEnd,
+    Eviction,
+    HookFailed,
+    HostAlloc,
+    Inserted,
+    LoadBackDecided,
+    LoadDone,
+    LoadQueued,
+    Matched,
+    PathNode,
+    Refusal,
+    Run,
+    TransferStarted,
+)
+from kvwitness.patches.witness import Witness
+
+from . import old_tree as old
+
+Make = Callable[..., old.HiRadix]
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Witness]:
+    """A witness whose hooks stand on the small tree's classes."""
+    w = old.witness_at(tmp_path)
+    undo = old.hooked(
+        w,
+        {
+            old.HIRADIX: old.HiRadix,
+            old.RADIX: old.Radix,
+            old.CONTROLLER: old.Controller,
+            old.POOL: old.Pool,
+            old.MHA_POOL: old.MhaPool,
+        },
+    )
+    # In 0.4 the class that writes is the same one; here it is a subclass.
+    undo += old.hooked(w, {old.CONTROLLER: old.ThreadedController})
+    yield w
+    for owner, attribute, original in reversed(undo):
+        setattr(owner, attribute, original)
+
+
+def tree(copies_by: str = "streams") -> old.HiRadix:
+    allocator = SimpleNamespace(size=100)
+    return old.HiRadix(None, allocator, None, old.PAGE, 2.0, 0, "write_through", copies_by, "layer_first", False)
+
+
+def request(tokens: int, rid: str = "r") -> Any:
+    return SimpleNamespace(
+        rid=rid,
+        origin_input_ids=list(range(tokens)),
+        output_ids=[],
+        extra_key=None,
+        finished=lambda: True,
+        finished_reason=None,
+        cached_tokens=0,
+    )
+
+
+def no_failures(directory: Path) -> bool:
+    return not old.events(directory, HookFailed)
+
+
+def test_the_tree_that_is_built_says_the_family(watched: Witness, tmp_path: Path) -> None:
+    built = tree()
+    assert watched.family == FAMILY and watched.tree is built and watched.controller is built.cache_controller
+    assert watched.pools == {id(built.token_to_kv_pool_host): 0}
+    assert no_failures(tmp_path)
+
+
+def test_a_policys_own_radix_cache_is_not_the_servers_tree(watched: Witness, tmp_path: Path) -> None:
+    tree()
+    with pytest.raises(NotImplementedError):
+        old.Radix().cache_unfinished_req(request(8))
+    assert not old.events(tmp_path, Inserted)
+    assert watched.inserting is None and no_failures(tmp_path)
+
+
+def test_an_insert_is_told_with_its_path_and_its_backup_before_the_launch(watched: Witness, tmp_path: Path) -> None:
+    built = tree()
+    built.cache_unfinished_req(request(18))
+    built.writing_check()
+    found = old.events(tmp_path, HostAlloc, BackupQueued, TransferStarted, Inserted, BackupAcked)
+    assert old.names(found) == ["HostAlloc", "BackupQueued", "TransferStarted", "Inserted", "BackupAcked"]
+    _, backup, started, inserted, acked = found
+    assert (backup.start, backup.end, backup.tokens, backup.slots) == (0, 16, 16, (Run(0, 16),))
+    assert (started.tokens, started.bytes, started.nodes) == (16, 16 * 32, (backup.node,))
+    assert inserted.path == (PathNode(backup.node, 0, 16, 1),) and inserted.key_tokens == 16
+    assert (acked.transfer, acked.node, acked.duration_ns) == (started.transfer, backup.node, -1)
+    assert no_failures(tmp_path)
+
+
+def test_threads_of_04_are_told_with_their_acknowledgement(watched: Witness, tmp_path: Path) -> None:
+    built = tree("threads")
+    built.cache_unfinished_req(request(18))
+    assert not old.events(tmp_path, TransferStarted)
+    built.writing_check()
+    found = old.events(tmp_path, BackupQueued, TransferStarted, BackupAcked)
+    assert old.names(found) == ["BackupQueued", "TransferStarted", "BackupAcked"]
+    assert (found[1].tokens, found[1].bytes) == (16, 16 * 32)
+    assert found[2].transfer == found[1].transfer
+    assert no_failures(tmp_path)
+
+
+def load(built: old.HiRadix, tokens: int) -> None:
+    """Insert, evict, match and load back ``tokens`` tokens."""
+    built.cache_unfinished_req(request(tokens))
+    built.writing_check()
+    built.evict(tokens)
+    result = built.match_prefix(list(range(tokens)))
+    built.init_load_back(result.last_host_node, result.host_hit_length)
+    built.cache_controller.start_loading()
+    built.loading_check()
+
+
+def test_a_load_back_is_told_with_positions_layers_and_end(watched: Witness, tmp_path: Path) -> None:
+    load(tree(), 16)
+    (matched,) = (m for m in old.events(tmp_path, Matched) if m.host)
+    assert (matched.device, matched.host, matched.path) == (0, 16, (PathNode(matched.best_node, 0, 16, 0),))
+    queued, decided = old.events(tmp_path, LoadQueued, LoadBackDecided)
+    assert (queued.start, queued.end, queued.slots) == (0, 16, (Run(0, 16),))
+    assert (decided.promised, decided.loaded, decided.reason) == (16, 16, Refusal.NONE)
+    started, done = (e for e in old.events(tmp_path, TransferStarted, LoadDone) if getattr(e, "direction", 2) == 2)
+    assert (started.tokens, started.bytes, started.nodes) == (done.tokens, done.bytes, done.nodes)
+    assert (done.transfer, done.bytes) == (started.transfer, 16 * 32)
+    assert no_failures(tmp_path)
+
+
+def test_a_layer_that_was_not_copied_is_missing_in_the_bytes(
+    watched: Witness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = tree()
+    monkeypatch.setattr(type(built.cache_controller.mem_pool_host), "layer_num", 3)
+    original = old.MhaPool.load_to_device_per_layer
+
+    def skips_the_last(self: Any, *args: Any) -> None:
+        if args[3] < 2:
+            original(self, *args)
+
+    monkeypatch.setattr(old.MhaPool, "load_to_device_per_layer", skips_the_last)
+    load(built, 16)
+    (done,) = old.events(tmp_path, LoadDone)
+    assert done.bytes < 16 * 32
+
+
+def test_a_short_load_back_is_refused_for_its_length(watched: Witness, tmp_path: Path) -> None:
+    load(tree(), 8)
+    (decided,) = old.events(tmp_path, LoadBackDecided)
+    assert (decided.promised, decided.loaded, decided.reason) == (8, 0, Refusal.TOO_SHORT)
+    assert no_failures(tmp_path)
+
+
+def test_write_back_leaves_l1_when_its_copy_is_complete(watched: Witness, tmp_path: Path) -> None:
+    built = tree()
+    built.cache_unfinished_req(request(16))
+    built.writing_check()
+    # As with write_back: the node has no copy when the eviction chooses it.
+    next(iter(built.root_node.children.values())).host_value = None
+    built.evict(16)
+    found = [
+        (type(e).__name__, getattr(e, "how", None)) for e in old.events(tmp_path, EvictedL1, BackupAcked, EvictEnd)
+    ]
+    assert found[1:] == [
+        ("EvictedL1", Eviction.STAGED),
+        ("BackupAcked", None),
+        ("EvictedL1", Eviction.DEMOTED),
+        ("EvictEnd", None),
+    ]
+    end = old.events(tmp_path, EvictEnd)[0]
+    assert end.freed == 16 == sum(e.tokens for e in old.events(tmp_path, EvictedL1))
+    assert no_failures(tmp_path)
