@@ -28,6 +28,12 @@ def test_every_transfer_function_moves_what_its_layout_says(stand_environment: S
         assert check in out
 
 
+def test_page_kernels_and_rotation_do_what_theirs_do(stand_environment: StandEnvironment) -> None:
+    out = run_in_stand(stand_environment, str(Path(__file__).with_name("check_pages.py")))
+
+    assert out == "pages and rotation agree\n"
+
+
 # Run where SGLang is: every transfer function that SGLang's host pools name is there after the plugin.
 FIND_MISSING = """
 import types
