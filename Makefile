@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 LINKS := $(addprefix .links/kvwitness/,patches tracer collectors)
 PYTEST_ARGS ?=
 
-.PHONY: venv stand demo demo-jaeger jaeger bench lint format typecheck test test-quick test-slow wheels support clean
+.PHONY: venv stand demo demo-jaeger jaeger bench lint format typecheck test test-quick test-slow test-releases wheels support clean
 
 venv: $(VENV)/.installed
 
@@ -62,6 +62,10 @@ test: venv stand
 
 test-slow: venv stand
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+# A real server of every older SGLang release that the stand runs: about 1.5 GB more, and many minutes.
+test-releases: venv stand
+	$(BIN)/python -m pytest -m releases $(PYTEST_ARGS)
 
 # Without a server: seconds.
 test-quick: venv
