@@ -8,8 +8,9 @@ import click
 
 from kvwitness.tracer.bundle.read import open_bundle
 from kvwitness.tracer.cli.bundles import bundle_errors
-from kvwitness.tracer.cli.otlp import otlp_options, span_function
+from kvwitness.tracer.cli.otlp import otlp_options
 from kvwitness.tracer.cli.output import json_option, note, print_json
+from kvwitness.tracer.spans.export import export_bundle
 
 
 @click.command()
@@ -25,7 +26,7 @@ def export(bundle: Path, url: str, protocol: str, as_json: bool) -> None:
     """
     with bundle_errors():
         open_bundle(bundle)
-    sent = span_function("export_bundle")(bundle, url, protocol=protocol)
+    sent = export_bundle(bundle, url, protocol=protocol)
     if as_json:
         print_json({"bundle": str(bundle), "url": url, "spans": sent})
     else:
