@@ -73,6 +73,7 @@ class Ledger:
         self._journal = journal
         self._traceparents = traceparents
         self._texts: dict[int, str] = {}
+        self._renamed: list[int] = []
         self._chains: dict[str, Chain] = {}
         self._seen_cells: dict[bytes, tuple[str, int]] = {}
         """Digest of a prefix -> the request that last put it into the cache, and in which epoch."""
@@ -86,7 +87,13 @@ class Ledger:
         """Loads of this epoch whose completion was not seen yet."""
         self._pending_loads: dict[int, list[_OpenLoad]] = defaultdict(list)
         self._transfers: dict[int, tuple[ev.TransferStarted, list[_OpenLoad]]] = {}
+        self._transfer_numbers: set[int] = set()
+        self._launched = {ev.Direction.D2H: 0, ev.Direction.H2D: 0}
+        """The last launch of each direction: what waits for the next one was queued behind it."""
+        self._counted = 0
+        """The last event that carried the host pool's own count."""
         self._evictions: dict[int, _OpenEviction] = {}
+        self._evicting: list[_OpenEviction] = []
         self._host_evictions: list[ft.HostEviction] = []
         self._freed_since: list[ev.Run] = []
         self._prefetches: list[ft.Prefetch] = []
@@ -141,6 +148,10 @@ class Ledger:
             if handler is not None:
                 handler(event, ft.Moment(event.seq, event.t_ns, type(event).__name__))
             self._seq_before = event.seq
+        for eviction in self._evicting:
+            self._gaps.append((eviction.moment.seq, self._seq_before, "the end of an eviction was not recorded"))
+        for first in self._renamed:
+            self._gaps.append((first, self._seq_before, "a text's number was given a second meaning"))
         self._tree.finish(None)
         self._host.finish(None)
         return self._freeze()
@@ -155,6 +166,9 @@ class Ledger:
     # --- journal and instance ------------------------------------------------------------------------
 
     def _text(self, event: ev.Text, _: ft.Moment) -> None:
+        # The recorder never gives a number away twice: from here on nobody knows whom an event names.
+        if self._texts.setdefault(event.id, event.text) != event.text:
+            self._renamed.append(event.seq)
         self._texts[event.id] = event.text
 
     def _read_facts(self, event: ev.Facts, moment: ft.Moment) -> None:
@@ -199,6 +213,7 @@ class Ledger:
         self._host = HostView(page, self._residencies.append)
         self._pending_backups.clear()
         self._pending_loads.clear()
+        self._lost_while_copying(None)
         self._copying.clear()
 
     # --- requests ------------------------------------------------------------------------------------
@@ -329,22 +344,26 @@ class Ledger:
 
     def _evict_begin(self, event: ev.EvictBegin, moment: ft.Moment) -> None:
         rids = tuple(self._texts.get(number, f"#{number}") for number in event.reqs)
-        self._evictions[event.call] = _OpenEviction(event, self._epoch, rids, moment)
+        call = self._evictions[event.call] = _OpenEviction(event, self._epoch, rids, moment)
+        self._evicting.append(call)
 
     def _evicted(self, event: ev.EvictedL1, moment: ft.Moment) -> None:
         owner = self._tree.evicted(event.node, event.start, event.end, event.how, event.call, moment)
         call = self._evictions.get(event.call)
         victim = ft.Victim(moment, event.node, owner, event.start, event.end, event.how, event.tokens)
-        if call is None:
+        if call is None or not self._evicting or call is not self._evicting[-1]:
             self._gap(event.seq, "a node was evicted outside a recorded eviction")
         else:
             call.victims.append(victim)
+        if event.start >= 0 and event.tokens not in (0, event.end - event.start):
+            self._gap(event.seq, f"node {event.node} was evicted with {event.tokens} tokens, it has other positions")
 
     def _evict_end(self, event: ev.EvictEnd, moment: ft.Moment) -> None:
         call = self._evictions.get(event.call)
-        if call is None:
-            self._gap(event.seq, "an eviction ended that never began")
+        if call is None or not self._evicting or call is not self._evicting[-1]:
+            self._gap(event.seq, "an eviction ended that was not under way")
             return
+        self._evicting.pop()
         call.freed, call.end = event.freed, moment
         seen = sum(victim.tokens for victim in call.victims)
         if seen != event.freed:
@@ -363,7 +382,8 @@ class Ledger:
         if event.start < 0 or event.end - event.start != event.tokens:
             self._gap(event.seq, f"the positions of backup {event.seq} are not known")
         elif not self._host.written(event.slots, content):
-            self._gap(event.seq, f"the slots of backup {event.seq} do not cover its tokens")
+            self._gap(event.seq, f"the slots of backup {event.seq} were not allocated for it, or do not cover its tokens")
+        self._lost_while_copying(event.slots)
 
     def _owner_of_backup(self, event: ev.BackupQueued) -> Chain | None:
         """Whose prefix is copied: the node's owner, or the request that is being inserted right now."""
@@ -373,28 +393,55 @@ class Ledger:
         return None if event.write_back else self._chain(event.req)
 
     def _transfer_started(self, event: ev.TransferStarted, moment: ft.Moment) -> None:
+        # A launch takes everything that waits. Where it does not add up, something was not recorded since the last.
+        since, self._launched[event.direction] = self._launched.get(event.direction, 0), event.seq
+        wrong = self._start(event, moment)
+        per_token = self._facts.get("bytes_per_token")
+        if event.transfer in self._transfer_numbers:
+            wrong = "has the number of an earlier one"
+        elif len(set(event.nodes)) != len(event.nodes):
+            wrong = "names a node twice"
+        elif isinstance(per_token, int) and not self._bytes_fit(event, per_token):
+            wrong = f"moves {event.bytes} bytes for {event.tokens} tokens"
+        self._transfer_numbers.add(event.transfer)
+        if wrong is not None:
+            self._gaps.append((since, event.seq, f"transfer {event.transfer} {wrong}"))
+
+    def _bytes_fit(self, event: ev.TransferStarted, per_token: int) -> bool:
+        """Where further pools take part in a transfer there are more bytes."""
+        alone = len(self._facts.get("pools") or ()) <= 1
+        expected = event.tokens * per_token
+        return event.bytes == expected if alone else event.bytes >= expected
+
+    def _start(self, event: ev.TransferStarted, moment: ft.Moment) -> str | None:
+        """Everything that waits to be copied in this direction is on its way; what does not fit, in words."""
+        tokens = 0
         if event.direction == ev.Direction.D2H:
-            tokens = 0
+            waiting = [b for pending in self._pending_backups.values() for b in pending if b.started is None]
+            for backup in waiting:
+                if backup.queued.node in event.nodes:
+                    backup.started, backup.transfer = moment, event.transfer
+                    tokens += backup.queued.tokens
+            left_out = [b.queued.node for b in waiting if b.started is None]
+            queued = len(waiting) - len(left_out)
+        else:
+            loads: list[_OpenLoad] = []
             for node in event.nodes:
-                for backup in self._pending_backups.get(node, ()):
-                    if backup.started is None:
-                        backup.started, backup.transfer = moment, event.transfer
-                        tokens += backup.queued.tokens
-                        break
-            if tokens != event.tokens:
-                self._gap(event.seq, f"transfer {event.transfer} copies {event.tokens} tokens, {tokens} were queued")
-            return
-        loads: list[_OpenLoad] = []
-        for node in event.nodes:
-            pending = self._pending_loads.get(node)
-            if pending:
-                load = pending.pop(0)
-                load.started, load.transfer = moment, event.transfer
-                load.transfer_tokens, load.transfer_bytes = event.tokens, event.bytes
-                loads.append(load)
-        self._transfers[event.transfer] = (event, loads)
-        if sum(load.queued.tokens for load in loads) != event.tokens:
-            self._gap(event.seq, f"transfer {event.transfer} copies other tokens than the loads that were queued")
+                pending = self._pending_loads.get(node)
+                if pending:
+                    load = pending.pop(0)
+                    load.started, load.transfer = moment, event.transfer
+                    load.transfer_tokens, load.transfer_bytes = event.tokens, event.bytes
+                    loads.append(load)
+                    tokens += load.queued.tokens
+            self._transfers[event.transfer] = (event, loads)
+            left_out = [node for node, pending in self._pending_loads.items() if pending]
+            queued = len(loads)
+        if left_out:
+            return f"leaves out node {left_out[0]}, which was queued"
+        if queued != len(event.nodes):
+            return f"copies {len(event.nodes)} nodes, {queued} were queued"
+        return None if tokens == event.tokens else f"copies {event.tokens} tokens, {tokens} were queued"
 
     def _backup_acked(self, event: ev.BackupAcked, moment: ft.Moment) -> None:
         pending = self._pending_backups.get(event.node)
@@ -414,7 +461,7 @@ class Ledger:
         request = self._request(event.req, moment)
         segments: tuple[ft.LoadSegment, ...] = ()
         covered = sum(run.length for run in event.slots)
-        if event.start >= 0 and covered == event.tokens == event.end - event.start:
+        if event.start >= 0 and covered == event.tokens == event.end - event.start and self._host.whole(event.slots):
             segments = self._host.segments(event.slots, event.start, event.end, self._chain(event.req))
         else:
             self._gap(event.seq, f"the slots or positions of load {event.seq} are not known")
@@ -449,6 +496,7 @@ class Ledger:
             taken = sum(run.length for run in event.slots)
             self._check_count(event, -taken)
             self._host.taken(event.slots)
+            self._lost_while_copying(event.slots)
 
     def _host_free(self, event: ev.HostFree, moment: ft.Moment) -> None:
         if event.pool != ANCHOR_POOL:
@@ -456,19 +504,26 @@ class Ledger:
         self._check_count(event, sum(run.length for run in event.slots))
         self._host.freed(event.slots, moment)
         self._freed_since.extend(event.slots)
+        self._lost_while_copying(event.slots)
+
+    def _lost_while_copying(self, slots: tuple[ev.Run, ...] | None) -> None:
+        """Slots (None: all) were given back or taken for something else: a read of them under way is worth nothing."""
         for load in self._copying.values():
-            if _overlap(load.queued.slots, event.slots):
+            if slots is None or _overlap(load.queued.slots, slots):
                 load.freed = True
 
     def _check_count(self, event: ev.HostAlloc | ev.HostFree, change: int) -> None:
         wrong = self._host.count(event.available, change)
         if wrong is not None:
-            self._gap(event.seq, wrong)
+            self._gaps.append((self._counted, event.seq, wrong))
+        self._counted = event.seq
 
     def _host_clear(self, event: ev.HostClear, moment: ft.Moment) -> None:
         if event.pool == ANCHOR_POOL:
             self._host.finish(moment)
             self._host.count(event.available, 0)
+            self._lost_while_copying(None)
+            self._counted = event.seq
 
     def _evict_host(self, event: ev.EvictHost, moment: ft.Moment) -> None:
         self._host_evictions.append(

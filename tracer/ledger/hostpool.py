@@ -39,6 +39,8 @@ class HostView:
         self._close = close
         self._held: dict[int, tuple[Content, int]] = {}
         """Page number -> content and the token position of the page's first slot."""
+        self._fresh: set[int] = set()
+        """Pages that were allocated and not written since."""
         self._available: int | None = None
 
     # --- consistency ---------------------------------------------------------------------------------
@@ -57,14 +59,29 @@ class HostView:
         """Slots were allocated: whatever the ledger held of them is void until something is written."""
         for page in pages(runs, self.page):
             self._held.pop(page, None)
+            self._fresh.add(page)
+
+    def whole(self, runs: tuple[Run, ...]) -> bool:
+        """Whether slots are whole pages, as the pool gives them out."""
+        return all(run.start % self.page == 0 and run.length % self.page == 0 for run in runs)
 
     def written(self, runs: tuple[Run, ...], content: Content) -> bool:
-        """Slots now hold ``content`` from its start on. False when the slots do not add up to its length."""
+        """Slots now hold ``content`` from its start on.
+
+        Only whole pages that were allocated and not written since can hold it: what else is written to is not
+        known from then on. False when the slots are others, or do not add up to the content's length.
+        """
         position = content.start
+        sound = self.whole(runs) and sum(run.length for run in runs) == content.end - content.start
         for page in pages(runs, self.page):
-            self._held[page] = (content, position)
+            if sound and page in self._fresh:
+                self._fresh.discard(page)
+                self._held[page] = (content, position)
+            else:
+                sound = False
+                self._held.pop(page, None)
             position += self.page
-        return sum(run.length for run in runs) == content.end - content.start
+        return sound
 
     def freed(self, runs: tuple[Run, ...], moment: Moment) -> None:
         """Slots were given back: what they held has left L2."""
@@ -72,6 +89,7 @@ class HostView:
         contents: dict[int, Content] = {}
         slots: dict[int, list[int]] = {}
         for page in pages(runs, self.page):
+            self._fresh.discard(page)
             held = self._held.pop(page, None)
             if held is not None:
                 content, position = held
@@ -117,6 +135,7 @@ class HostView:
         for content, positions, held in by_content.values():
             self._end(content, positions, held, until)
         self._held.clear()
+        self._fresh.clear()
         self._available = None
 
     # --- questions -----------------------------------------------------------------------------------
