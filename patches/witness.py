@@ -101,8 +101,12 @@ class Witness:
         self.batches: dict[str, deque[int]] = {}
         self.transfer_of_write: dict[int, tuple[int, Any]] = {}
         self.transfer_of_load: dict[int, tuple[int, Any, int, int]] = {}
-        self.handed_over: dict[tuple[int, int], int] = {}
-        """(direction, node) -> tokens of a copy that the threads of SGLang 0.4 have been given."""
+        self.handed_over: dict[int, int] = {}
+        """SGLang 0.4: node -> tokens of the loads that wait for a batch to be ready."""
+        self.thread_loads: list[tuple[int, tuple[int, ...], int]] = []
+        """SGLang 0.4: transfer, nodes and tokens of the loads under way."""
+        self.thread_acks: set[int] = set()
+        """SGLang 0.4: acknowledged nodes of loads that are not complete."""
         self.copied: dict[int, int] = {}
         """Direction -> tokens times layers whose copy was called; only ever added to, by the copying thread."""
         self.accounted: dict[int, int] = {}

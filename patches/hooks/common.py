@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvwitness.patches.contract import HIRADIX, UNIFIED, UNIFIED_OBJ, Args, Kwargs, argument
-from kvwitness.patches.hooks import nodes
+from kvwitness.patches.hooks import nodes, threads
 from kvwitness.patches.hooks.nodes import node_number
 from kvwitness.patches.instance import describe_instance, find_pools
 from kvwitness.patches.schema.events import (
@@ -61,7 +61,7 @@ def _first(args: Args, kwargs: Kwargs, *names: str) -> Any:
 def after_reset(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
     if is_watched(w, args[0]):
         w.staged.clear()
-        w.handed_over.clear()
+        threads.forget(w)
         w.emit(Reset, 1)
 
 
@@ -79,12 +79,12 @@ def after_init(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) -> N
 # --- requests ----------------------------------------------------------------------------------------
 
 
-def tokens_of(req: Any) -> Any:
-    """The request's whole token sequence so far."""
+def tokens_of(req: Any, least: int = 0) -> Any:
+    """The request's token sequence so far, at least ``least`` tokens of it where the request has them."""
     known = getattr(req, "full_untruncated_fill_ids", None)
-    if known is not None and len(known):
+    if known is not None and len(known) >= max(least, 1):
         return known
-    # ``fill_ids`` of older releases is cut to the current chunk.
+    # It is brought up to date only when a prefill begins; ``fill_ids`` before 0.5.14 is cut to the chunk.
     return req.origin_input_ids + req.output_ids if req.output_ids else req.origin_input_ids
 
 
@@ -122,7 +122,7 @@ def after_match(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) -> 
     number = w.req_id(req)
     if number and w.match_purpose:
         # The tail of the matched range may end between two cells of the digest grid.
-        w.digest(req, tokens_of(req), points=(device, device + host))
+        w.digest(req, tokens_of(req, device + host), points=(device, device + host))
     w.emit(
         Matched,
         number,
@@ -159,7 +159,7 @@ def after_insert(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) ->
     tokens = len(key) // w.page_size * w.page_size
     req = w.inserting
     if req is not None:
-        w.digest(req, tokens_of(req)[:tokens], points=(tokens,))
+        w.digest(req, tokens_of(req, tokens)[:tokens], points=(tokens,))
     node = getattr(result, "last_device_node", None)
     if node is None and w.family != UNIFIED:
         node = nodes.descend(tree, key, tokens)

@@ -60,7 +60,7 @@ def _after_write(w: Witness, token: Any, result: Any, args: Args, kwargs: Kwargs
         else:
             start, end = w.span_of(node)
             w.emit(BackupQueued, req, node, start, end, tokens, int(bool(w.evict_calls)), tail=w.slot_runs(result))
-            threads.queued(w, Direction.D2H, node, tokens)
+            threads.write_handed_over(w, node, tokens)
     # What was launched inside is recorded now that it is known what for.
     for ack, number, size in token[1]:
         _write_started(w, ack, number, size)
@@ -112,7 +112,7 @@ def _after_load(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) -> 
     start = end - tokens if end >= 0 else -1
     req = w.req_id(attempt.req if attempt is not None else None)
     w.emit(LoadQueued, req, node, start, end, tokens, tail=w.slot_runs(slots))
-    threads.queued(w, Direction.H2D, node, tokens)
+    threads.load_queued(w, node, tokens)
 
 
 def _enter_start_loading(w: Witness, args: Args, kwargs: Kwargs) -> tuple[Any, int]:
@@ -159,9 +159,6 @@ def _duration_ns(ack: Any) -> int:
 
 
 def _write_acked(w: Witness, node: int) -> None:
-    if threads.in_use(w):
-        w.emit(BackupAcked, threads.completed(w, Direction.D2H, [node])[0], node, -1)
-        return
     transfer, ack = w.transfer_of_write.pop(node, (0, None))
     w.emit(BackupAcked, transfer, node, -1 if ack is None else _duration_ns(ack))
 
@@ -202,10 +199,7 @@ def _after_loading_check(w: Witness, token: Any, result: Any, args: Args, kwargs
     if not token:
         return
     if threads.in_use(w):
-        done = [node for node in token if node not in args[0].ongoing_load_back]
-        if done:
-            transfer, tokens, size = threads.completed(w, Direction.H2D, done)
-            w.emit(LoadDone, transfer, tokens, size, -1, tail=Tail.ints(done))
+        threads.loads_acknowledged(w, [node for node in token if node not in args[0].ongoing_load_back])
         return
     left = {id(ack) for ack in args[0].cache_controller.ack_load_queue}
     for ack in token:
@@ -283,6 +277,7 @@ def _writing_check(family: str) -> Hook:
 
 
 HOOKS: tuple[Hook, ...] = (
+    *threads.HOOKS,
     *_of_class(HYBRID, UNIFIED),
     *_of_class(HYBRID, UNIFIED_OBJ),
     *_of_class(BASE, HIRADIX),

@@ -231,6 +231,9 @@ class HiRadix(Radix):
         if isinstance(self.cache_controller.ack_load_queue, list):
             self.cache_controller.ack_load_queue.clear()
 
+    def ready_to_load_host_cache(self) -> int:
+        return 0
+
     def init_load_back(self, last_node: Node, host_hit_length: int, mem_quota: int | None = None) -> Any:
         return self.load_back(last_node) or [], last_node
 

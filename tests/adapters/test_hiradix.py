@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from kvwitness.patches.contract import HIRADIX as FAMILY
+from kvwitness.patches.hooks import common
 from kvwitness.patches.schema.events import (
     BackupAcked,
     BackupQueued,
+    Direction,
     EvictedL1,
     EvictEnd,
     Eviction,
@@ -106,15 +108,35 @@ def test_an_insert_is_told_with_its_path_and_its_backup_before_the_launch(watche
     assert no_failures(tmp_path)
 
 
-def test_threads_of_04_are_told_with_their_acknowledgement(watched: Witness, tmp_path: Path) -> None:
+def test_threads_of_04_launch_a_backup_when_it_is_handed_over(watched: Witness, tmp_path: Path) -> None:
     built = tree("threads")
     built.cache_unfinished_req(request(18))
-    assert not old.events(tmp_path, TransferStarted)
     built.writing_check()
     found = old.events(tmp_path, BackupQueued, TransferStarted, BackupAcked)
     assert old.names(found) == ["BackupQueued", "TransferStarted", "BackupAcked"]
     assert (found[1].tokens, found[1].bytes) == (16, 16 * 32)
     assert found[2].transfer == found[1].transfer
+    assert no_failures(tmp_path)
+
+
+@pytest.mark.parametrize("layers", [2, 1])
+def test_threads_of_04_launch_loads_when_a_batch_is_ready(watched: Witness, tmp_path: Path, layers: int) -> None:
+    built = tree("threads")
+    built.cache_unfinished_req(request(16))
+    built.writing_check()
+    built.evict(16)
+    result = built.match_prefix(list(range(16)))
+    built.init_load_back(result.last_host_node, result.host_hit_length)
+    assert not [e for e in old.events(tmp_path, TransferStarted) if e.direction == Direction.H2D]
+    built.ready_to_load_host_cache()
+    # The thread at work.
+    for layer in range(layers):
+        built.token_to_kv_pool_host.load_to_device_per_layer(None, old.Slots(range(16)), old.Slots(), layer, "direct")
+    built.loading_check()
+    (started,) = (e for e in old.events(tmp_path, TransferStarted) if e.direction == Direction.H2D)
+    (done,) = old.events(tmp_path, LoadDone)
+    assert (done.transfer, done.tokens, done.nodes) == (started.transfer, started.tokens, started.nodes)
+    assert (started.bytes, done.bytes) == (16 * 32, 16 * 32 * layers // 2)
     assert no_failures(tmp_path)
 
 
@@ -185,3 +207,10 @@ def test_write_back_leaves_l1_when_its_copy_is_complete(watched: Witness, tmp_pa
     end = old.events(tmp_path, EvictEnd)[0]
     assert end.freed == 16 == sum(e.tokens for e in old.events(tmp_path, EvictedL1))
     assert no_failures(tmp_path)
+
+
+def test_tokens_of_a_finished_request_include_its_output() -> None:
+    # SGLang brings full_untruncated_fill_ids up to date only when the next prefill begins.
+    req = SimpleNamespace(origin_input_ids=[1, 2], output_ids=[3], full_untruncated_fill_ids=[1, 2])
+    assert common.tokens_of(req, 3) == [1, 2, 3]
+    assert common.tokens_of(req) == [1, 2]
