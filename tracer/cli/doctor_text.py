@@ -11,7 +11,7 @@ from kvwitness.patches.contract import COMMON
 from kvwitness.tracer.cli.output import console
 from kvwitness.tracer.contracts.check import HookCheck
 from kvwitness.tracer.contracts.environment import JournalRoom, PythonFacts
-from kvwitness.tracer.contracts.prove import Claim, ClaimSupport, ReleaseSupport, TreeSupport
+from kvwitness.tracer.contracts.prove import SETUP, Claim, ClaimSupport, ReleaseSupport, TreeSupport, hook_links
 from kvwitness.tracer.verdicts.links import HOOK_OF_LINK
 
 
@@ -89,7 +89,7 @@ def _claim(item: ClaimSupport) -> str:
 
 def _beside(tree: TreeSupport, checks: Sequence[HookCheck]) -> list[str]:
     """Hooks of this tree that do not fit, although every link can do without them."""
-    needed = {*HOOK_OF_LINK.values(), "instance", "epoch"}
+    needed = {*SETUP, *(name for link in HOOK_OF_LINK for name in hook_links(link))}
     own = [check for check in checks if check.family in (COMMON, tree.family)]
     fitting = {check.name for check in own if check.fits}
     return sorted({check.name for check in own if check.name not in fitting and not set(check.links) & needed})

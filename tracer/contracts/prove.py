@@ -104,6 +104,12 @@ class ReleaseSupport(msgspec.Struct, frozen=True):
         return _unserved("", "which tree this release builds for HiCache could not be told from its source")
 
 
+def hook_links(link: Link) -> tuple[str, ...]:
+    """What hooks declare, of which each must be served for the link to be proven."""
+    names: str | tuple[str, ...] = HOOK_OF_LINK[link]
+    return (names,) if isinstance(names, str) else names
+
+
 def prove(facts: ReleaseFacts, checks: Sequence[HookCheck]) -> ReleaseSupport:
     """What the checks of one release add up to, for each tree that it ships."""
     return ReleaseSupport(
@@ -139,9 +145,7 @@ def _of_family(tree: str, family: str, checks: Sequence[HookCheck]) -> TreeSuppo
     relevant = _alternatives(c for c in checks if c.family in (COMMON, family) and c.owner not in others)
     basis = [check for check in relevant if set(check.links) & set(SETUP)]
     setup = SetupSupport(all(check.fits for check in basis), _names(basis), _wrong(basis))
-    links = tuple(
-        _link(link, [check for check in relevant if name in check.links], setup) for link, name in HOOK_OF_LINK.items()
-    )
+    links = tuple(_link(link, relevant, setup) for link in HOOK_OF_LINK)
     return TreeSupport(tree, family, setup, links, _claims(links))
 
 
@@ -156,11 +160,14 @@ def _alternatives(checks: Iterable[HookCheck]) -> list[HookCheck]:
     return list(best.values())
 
 
-def _link(link: Link, serving: list[HookCheck], setup: SetupSupport) -> LinkSupport:
-    reason = _wrong(serving) if serving else "no hook serves this link"
-    return LinkSupport(
-        link, not reason and setup.provable, _names(serving), reason or (_NO_SETUP if setup.reason else "")
-    )
+def _link(link: Link, relevant: list[HookCheck], setup: SetupSupport) -> LinkSupport:
+    names = hook_links(link)
+    serving = [check for check in relevant if set(check.links) & set(names)]
+    if {name for check in serving for name in check.links}.issuperset(names):
+        reason = _wrong(serving) or ("" if setup.provable else _NO_SETUP)
+    else:
+        reason = "no hook serves this link"
+    return LinkSupport(link, not reason, _names(serving), reason)
 
 
 def _names(checks: Iterable[HookCheck]) -> tuple[str, ...]:
