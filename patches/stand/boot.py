@@ -8,6 +8,7 @@ From 0.5.23 on, SGLang's plugins call it.
 
 from __future__ import annotations
 
+import os
 import sys
 
 _installed = False
@@ -34,13 +35,13 @@ def install() -> None:
 
 
 def from_pth() -> None:
-    """As `install`, for a .pth line.
+    """As `install`, for a .pth line: what is wrong is said in one line, and the process ends.
 
-    `site` turns what a .pth line raises into a message and goes on, and a SystemExit into a fatal error
-    of the interpreter without its text.
+    `site` goes on after an exception in a .pth line, and buries a SystemExit in a fatal error of the
+    interpreter.
     """
     try:
         install()
     except SystemExit as stop:
         print(stop, file=sys.stderr, flush=True)
-        raise
+        os._exit(1)

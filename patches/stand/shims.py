@@ -110,13 +110,18 @@ def absorb_mla(handlers: ModuleType) -> None:
 
 
 def use_cpu_streams(controller: ModuleType) -> None:
-    """Give the cache controller streams and events with every method that it calls."""
+    """Give a cache controller streams that need no GPU.
+
+    It takes them from the device that this torch was built for, which without a driver is not there.
+    torch.cpu has all that is called, and refuses to measure time.
+    """
+    import torch
+
     from kvwitness.patches.stand import streams
 
     if hasattr(controller, "device_module"):
-        controller.device_module = streams.device_module()  # type: ignore[attr-defined]
+        controller.device_module = torch.cpu  # type: ignore[attr-defined]
     else:
-        # 0.4 takes them from torch.cuda, whatever the device.
         controller.torch = streams.TorchWithCpuStreams()  # type: ignore[attr-defined]
 
 
@@ -194,7 +199,7 @@ SHIMS = (
 )
 
 STAND_INS = (
-    StandIns(packages.SGL_KERNEL, through="0.5.10.post1"),
+    StandIns(packages.SGL_KERNEL, through="0.5.12.post1"),
     StandIns(packages.VLLM_ROTARY, through="0.5.17"),
     StandIns(packages.VLLM_LAYERS, through="0.5.6.post2"),
 )

@@ -146,7 +146,10 @@ def test_pth_line_acts_on_a_stand_alone(tmp_path: Path, stand: str, expected: st
     assert (done.stdout, done.stderr) == (expected, "")
 
 
-def test_pth_line_ends_a_process_that_cannot_be_a_stand(tmp_path: Path) -> None:
-    done = run_pth_line(tmp_path, "1", "def from_pth():\n    raise SystemExit('no such fault')\n")
+def test_process_that_cannot_be_a_stand_ends_at_once_and_says_why() -> None:
+    script = "from kvwitness.patches.stand.boot import from_pth; from_pth(); print('running')"
+    wrong = {"KVWITNESS_STAND": "1", "KVWITNESS_STAND_FAULT": "copy-explode"}
+    done = subprocess.run([sys.executable, "-c", script], env=os.environ | wrong, capture_output=True, text=True)
 
-    assert done.returncode != 0 and "running" not in done.stdout and "no such fault" in done.stderr
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(r"kvwitness stand: .*unknown fault 'copy-explode'.*\n", done.stderr)
