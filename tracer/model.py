@@ -142,6 +142,9 @@ class CrossCheck(msgspec.Struct, frozen=True):
     ours: str
     theirs: str
     explanation: str = ""
+    explained: bool = False
+    """A disagreement that is wholly accounted for by a known fault of the server: it refutes the server's
+    figures and takes nothing from ours."""
 
 
 class TokensPerTier(msgspec.Struct, frozen=True):

@@ -38,7 +38,8 @@ def judge_request(view: InstanceView, request: RequestFacts, reports: Sequence[S
     tokens = count(ranges, usage.total)
     judged = usage.reused is not None and usage.proven
     # Only the first admission's numbers are comparable: after a retraction the server adds them up.
-    checks = [check_report(r, tokens, judged and request.attempt == 1) for r in all_reports]
+    declined = _declined(request)
+    checks = [check_report(r, tokens, judged and request.attempt == 1, declined) for r in all_reports]
     ranges = _refuted(weigh(ranges, checks, all_reports), all_reports, tokens.l2 + tokens.l3, judged)
     tier = deepest_tier(ranges)
     grade = overall_grade(ranges, tier)
@@ -125,6 +126,12 @@ def _refuted(
         else r
         for r in ranges
     ]
+
+
+def _declined(request: RequestFacts) -> int:
+    """Tokens that the match promised of L2 and whose load-back was refused."""
+    match, decision = request.match, request.decision
+    return match.host if match is not None and decision is not None and not decision.loaded else 0
 
 
 def _reason(ranges: Sequence[RangeVerdict], tier: Tier) -> Reason:

@@ -37,7 +37,9 @@ def deepest_tier(ranges: Sequence[RangeVerdict]) -> Tier:
 def sentence(tier: Tier, grade: Grade, ranges: Sequence[RangeVerdict]) -> str:
     """One line about the whole request."""
     if grade is Grade.REFUTED:
-        return f"refuted: {_first_detail(ranges, Grade.REFUTED)}"
+        text = f"refuted: {_first_detail(ranges, Grade.REFUTED)}"
+        confirmed = {t: sum(r.tokens for r in ranges if r.tier is t and r.grade is Grade.CONFIRMED) for t in _DEPTH}
+        return text + "".join(f"; {t} read of {tokens} tokens confirmed" for t, tokens in confirmed.items() if tokens)
     if tier is Tier.RECOMPUTED:
         reasons = [_WHY_RECOMPUTED[r.reason] for r in ranges if r.reason in _WHY_RECOMPUTED]
         detail = next((r.detail for r in ranges if r.reason in _WHY_RECOMPUTED and r.detail), "")

@@ -34,8 +34,11 @@ def count(ranges: Sequence[RangeVerdict], total: int) -> TokensPerTier:
     )
 
 
-def check_report(report: ServerReport, tokens: TokensPerTier, judged: bool) -> CrossCheck:
-    """Compare one of the server's own attributions with ours."""
+def check_report(report: ServerReport, tokens: TokensPerTier, judged: bool, declined: int = 0) -> CrossCheck:
+    """Compare one of the server's own attributions with ours.
+
+    ``declined``: tokens that the match promised of L2 and whose load-back was refused.
+    """
     witness = f"cached tokens by the {report.source}"
     theirs = _describe(report)
     if not judged:
@@ -49,10 +52,13 @@ def check_report(report: ServerReport, tokens: TokensPerTier, judged: bool) -> C
     # The server counts tokens that came from storage through L2 either as host or as storage.
     device, below = report.device or 0, (report.host or 0) + (report.storage or 0)
     agrees = device == tokens.l1 and below == tokens.l2 + tokens.l3
-    explanation = ""
-    if not agrees and below > tokens.l2 + tokens.l3:
-        explanation = "the server credits L2 with tokens that were not loaded (SGLang 0.5.9 to 0.5.19 do that)"
-    return CrossCheck(witness, agrees, ours, theirs, explanation)
+    if agrees or below <= tokens.l2 + tokens.l3:
+        return CrossCheck(witness, agrees, ours, theirs)
+    # SGLang 0.5.9 to 0.5.19 report what the match promised: the declined tokens are credited to the host
+    # and taken from the device, so that the sum is right and both parts are wrong.
+    known = bool(declined) and below == declined and device + below == tokens.l1 and not tokens.l2 + tokens.l3
+    explanation = "the server credits L2 with tokens whose load-back was refused (SGLang 0.5.9 to 0.5.19 do that)"
+    return CrossCheck(witness, agrees, ours, theirs, explanation, explained=known)
 
 
 def _describe(report: ServerReport) -> str:
@@ -66,7 +72,7 @@ def weigh(
     ranges: Sequence[RangeVerdict], checks: Sequence[CrossCheck], reports: Sequence[ServerReport]
 ) -> list[RangeVerdict]:
     """Apply the witnesses: a disagreement caps, a report lifts a broken chain to ``reported``, at most."""
-    against = [check for check in checks if check.agrees is False]
+    against = [check for check in checks if check.agrees is False and not check.explained]
     return [_weigh_one(r, against, reports) for r in ranges]
 
 
