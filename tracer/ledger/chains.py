@@ -39,7 +39,8 @@ def shared_prefix(a: Chain | None, b: Chain | None, position: int) -> int | None
     cell, rest = divmod(position, a.grid)
     if cell > len(a.cells) or cell > len(b.cells):
         return None
-    if cell and a.cells[cell - 1] != b.cells[cell - 1]:
+    # The last one decides, as each covers all before it. A difference before it is no honest record of equal prefixes.
+    if cell and (a.cells[cell - 1] != b.cells[cell - 1] or a.cells[:cell] != b.cells[:cell]):
         return -1
     if not rest:
         return position

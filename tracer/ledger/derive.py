@@ -290,7 +290,7 @@ class Ledger:
 
     def _decided(self, event: ev.LoadBackDecided, moment: ft.Moment) -> None:
         request = self._request(event.req, moment)
-        if request is not None:
+        if request is not None and request.admitted is None:
             request.decision = ft.DecisionFact(
                 moment, event.node, event.promised, event.loaded, event.wanted, event.reason
             )
@@ -335,9 +335,9 @@ class Ledger:
 
     def _inserted(self, event: ev.Inserted, moment: ft.Moment) -> None:
         request = self._request(event.req, moment)
-        computed_from = request.chunks[0].start if request is not None and request.chunks else None
+        computed = request.computed() if request is not None else None
         chain = self._chain(event.req)
-        self._tree.inserted(event.path, chain, self._name(event.req), computed_from, moment)
+        self._tree.inserted(event.path, chain, self._name(event.req), computed, moment)
         if chain is not None and chain.grid:
             for digest in chain.cells[: event.key_tokens // chain.grid]:
                 self._seen_cells[digest] = (chain.rid, self._epoch)
@@ -382,7 +382,9 @@ class Ledger:
         if event.start < 0 or event.end - event.start != event.tokens:
             self._gap(event.seq, f"the positions of backup {event.seq} are not known")
         elif not self._host.written(event.slots, content):
-            self._gap(event.seq, f"the slots of backup {event.seq} were not allocated for it, or do not cover its tokens")
+            self._gap(
+                event.seq, f"the slots of backup {event.seq} were not allocated for it, or do not cover its tokens"
+            )
         self._lost_while_copying(event.slots)
 
     def _owner_of_backup(self, event: ev.BackupQueued) -> Chain | None:
@@ -465,9 +467,13 @@ class Ledger:
             segments = self._host.segments(event.slots, event.start, event.end, self._chain(event.req))
         else:
             self._gap(event.seq, f"the slots or positions of load {event.seq} are not known")
-        path = request.match.path if request is not None and request.match is not None else ()
+        path: tuple[ev.PathNode, ...] = ()
+        if request is None or request.match is None:
+            self._gap(event.seq, "a load-back was queued for a request that was not matched")
+        else:
+            path = request.match.path
         load = _OpenLoad(event, self._epoch, rid, moment, segments, path)
-        self._tree.loading(event.start, event.end, path, event.seq)
+        self._tree.loading(event.start, event.end, path, event.seq, moment)
         self._loads.append(load)
         self._copying[event.seq] = load
         self._pending_loads[event.node].append(load)

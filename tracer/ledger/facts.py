@@ -101,6 +101,8 @@ class Residency(msgspec.Struct, frozen=True):
     backup: int | None = None
     """L2: the :class:`Backup` whose copy this is."""
     slots: tuple[Run, ...] = ()
+    computed: Moment | None = None
+    """L1: the prefill pass that computed it (None: a load-back brought it)."""
 
 
 class LoadSegment(msgspec.Struct, frozen=True):
@@ -187,7 +189,10 @@ class MatchedNode(msgspec.Struct, frozen=True):
     same_prefix: bool | None
     """The digests show that the owner's prefix and this request's are equal up to the node's end."""
     known: bool
-    """False: the ledger never saw where this node comes from (recorder started late, missed split)."""
+    """False: the ledger never saw where this node comes from (recorder started late, missed split), or its number
+    was seen for something else, too."""
+    computed: Moment | None = None
+    """The prefill pass that computed it, when that is what made it resident."""
 
 
 class MatchFact(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvwitness.tracer.ledger.facts import ChunkFact, DecisionFact, MatchFact, Moment, RequestFacts
+from kvwitness.tracer.ledger.tree import Computed
 
 
 @dataclass(slots=True)
@@ -44,6 +45,18 @@ class OpenRequest:
     output_tokens: int | None = None
     cached: tuple[int, int | None, int | None, int | None] | None = None
     prior: tuple[str | None, int, int] = (None, 0, 0)
+
+    def computed(self) -> Computed | None:
+        """What its prefill passes computed so far, up to the first hole between them."""
+        if not self.chunks:
+            return None
+        first = self.chunks[0]
+        position, whole = first.start, False
+        for chunk in self.chunks:
+            if chunk.start != position:
+                break
+            position, whole = chunk.end, chunk.last
+        return Computed(first.start, None if whole else position, first.moment)
 
     def freeze(self, traceparent: str | None) -> RequestFacts:
         """The facts, immutable."""

@@ -31,6 +31,20 @@ class Node:
     evicted_how: int | None = None
     evicted_call: int | None = None
     known: bool = True
+    doubt: bool = False
+    """It was seen with another end or for another prefix: nothing is known of it any more in this epoch."""
+    computed: Moment | None = None
+    """The prefill pass that computed it, when that is what made it resident."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a request's own prefill computed so far, in passes without a hole."""
+
+    start: int
+    end: int | None
+    """None: up to the end of the prompt, and whatever was generated behind it."""
+    moment: Moment
 
 
 class TreeView:
@@ -66,10 +80,13 @@ class TreeView:
                 # Its prefix was split off; the part that is left keeps the id.
                 self._move_start(node, step.start)
             elif (node.start, node.end) != (step.start, step.end):
-                node.known = False
-                node.start, node.end = step.start, step.end
+                node.known, node.doubt = False, True
+                self._move_start(node, step.start)
+                node.end = step.end
             if node.chain is None:
                 node.chain = chain
+            elif shared_prefix(chain, node.chain, step.end) == -1:
+                node.doubt = True
             nodes.append(node)
         return nodes
 
@@ -98,35 +115,40 @@ class TreeView:
         path: tuple[PathNode, ...],
         chain: Chain | None,
         rid: str | None,
-        computed_from: int | None,
+        computed: Computed | None,
         moment: Moment,
     ) -> None:
         """After an insert the whole path is in L1; what the request's own prefill computed is born now.
 
-        What lies before ``computed_from`` was there already or is being loaded: it is not born by this request.
+        What lies before that was there already or is being loaded: it is not born by this request.
         """
         for step, node in zip(path, self.follow(path, chain), strict=True):
-            if computed_from is None or node.start < computed_from or not step.on_device:
+            if computed is None or node.start < computed.start or not step.on_device:
+                continue
+            if computed.end is not None and node.end > computed.end:
                 continue
             # A node that is being loaded is in the tree already; its residency begins with the load's end.
             if node.resident is None and node.load is None:
-                node.resident, node.resident_by = moment, rid
+                node.resident, node.resident_by, node.computed = moment, rid, computed.moment
                 node.evicted = node.evicted_how = node.evicted_call = None
                 node.known = True
                 if chain is not None:
                     node.chain = chain
 
-    def loading(self, start: int, end: int, path: tuple[PathNode, ...], load: int) -> None:
-        """A load-back of ``[start, end)`` of a matched path was queued."""
+    def loading(self, start: int, end: int, path: tuple[PathNode, ...], load: int, at: Moment) -> None:
+        """A load-back of ``[start, end)`` of a matched path was queued.
+
+        The tree loads only what is not in L1: where the ledger holds a node resident, it missed how that ended.
+        """
         for node in self._within(start, end, path):
-            if node.resident is None:
-                node.load = load
+            self._close_node(node, at)
+            node.load = load
 
     def loaded(self, start: int, end: int, path: tuple[PathNode, ...], rid: str | None, load: int, at: Moment) -> None:
         """It completed: the nodes are in L1."""
         for node in self._within(start, end, path):
             if node.resident is None and node.load == load:
-                node.resident, node.resident_by = at, rid
+                node.resident, node.resident_by, node.computed = at, rid, None
                 node.evicted = node.evicted_how = node.evicted_call = None
 
     def _within(self, start: int, end: int, path: tuple[PathNode, ...]) -> list[Node]:
@@ -162,9 +184,10 @@ class TreeView:
                 end=node.end,
                 since=node.resident,
                 until=until,
+                computed=node.computed,
             )
         )
-        node.resident = node.resident_by = node.load = None
+        node.resident = node.resident_by = node.load = node.computed = None
 
     def finish(self, until: Moment | None) -> None:
         """The epoch ended (reset, or the journal stops): close what is open."""
@@ -200,7 +223,8 @@ class TreeView:
                     evicted_call=node.evicted_call,
                     owner=node.chain.rid if node.chain else None,
                     same_prefix=same_prefix(shared, step.end, grid),
-                    known=node.known,
+                    known=node.known and not node.doubt,
+                    computed=node.computed,
                 )
             )
         return tuple(found)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from kvwitness.tracer.ledger.facts import MatchedNode, RequestFacts
 from kvwitness.tracer.model import Grade, Link, RangeVerdict, Reason, Tier
 from kvwitness.tracer.verdicts.grading import graded
+from kvwitness.tracer.verdicts.l2 import covers, link_loaded
 from kvwitness.tracer.verdicts.links import Evidence
+from kvwitness.tracer.verdicts.stay import first_use, link_stay
 from kvwitness.tracer.verdicts.usage import Usage
 from kvwitness.tracer.verdicts.view import InstanceView
 
@@ -50,18 +52,24 @@ def _judge_node(
     evidence = Evidence(view)
     matched = request.match.moment
     load = view.loads.get(node.load) if node.load is not None else None
-    pending = load is not None and (load.done is None or load.done.seq > _read_by(request))
+    read = first_use(request)
+    pending = load is not None and (load.done is None or read is None or load.done.seq > read.seq)
     if node.resident is None and load is None:
         evidence.miss(Link.BORN, f"nothing recorded says how node {node.node} came into L1", matched)
     elif not node.known or node.same_prefix is not True:
         evidence.miss(Link.BORN, f"the ledger cannot tell whose prefix node {node.node} holds", matched)
+    elif load is not None and load.id in request.loads:
+        evidence.miss(Link.BORN, "the request's own load-back brought it, for an earlier match", load.queued, matched)
     elif load is not None:
-        evidence.hold(Link.BORN, f"loaded back from L2 for request {load.rid}", load.queued, node.resident or load.done)
+        link_loaded(evidence, view, load, start, end)
     else:
-        evidence.hold(Link.BORN, f"put into L1 by the prefill of request {node.resident_by}", node.resident)
+        by = f"put into L1 by the prefill of request {node.resident_by}"
+        evidence.hold(Link.BORN, by, node.computed, node.resident)
     if pending:
-        detail = "its load-back from L2 was not complete before this request had used it"
+        detail = "its load-back from L2 was not complete before this request used it"
         evidence.miss(Link.RESIDENT_L1, detail, load.queued if load is not None else None, matched)
+    elif not covers(request.match.nodes, 0, request.match.device + request.match.host):
+        evidence.miss(Link.RESIDENT_L1, "the recorded path is shorter than what was matched", matched)
     elif not node.on_device:
         evidence.miss(Link.RESIDENT_L1, f"the tree holds node {node.node} outside L1", matched)
     elif node.evicted is not None and node.resident is None and load is None:
@@ -69,14 +77,9 @@ def _judge_node(
     else:
         evidence.hold(Link.RESIDENT_L1, "matched in L1, not evicted since it was put there", matched)
     usage.link(evidence)
+    link_stay(evidence, view, request, start, end)
     reason = Reason.READ_OF_UNACKNOWLEDGED_LOAD if pending else Reason.L1_HIT
     verdict = graded(start, end, Tier.L1, reason, evidence.complete())
     if pending and verdict.grade is Grade.CONFIRMED:
         raise AssertionError("a pending load cannot be confirmed")
     return verdict
-
-
-def _read_by(request: RequestFacts) -> int:
-    """Event before which the KV must have been in place: the last prefill result of the request."""
-    done = [chunk.done.seq for chunk in request.chunks if chunk.done is not None]
-    return max(done, default=0)

@@ -19,6 +19,7 @@ from kvwitness.tracer.ledger.facts import (
 from kvwitness.tracer.model import Link, RangeVerdict, Reason, Tier
 from kvwitness.tracer.verdicts.grading import graded
 from kvwitness.tracer.verdicts.links import Evidence
+from kvwitness.tracer.verdicts.stay import link_stay
 from kvwitness.tracer.verdicts.usage import Usage
 from kvwitness.tracer.verdicts.view import InstanceView
 
@@ -70,12 +71,13 @@ def _judge_segment(
             _stored(evidence, segment, prefetch.done, "the prefetch from storage")
         else:
             _born(evidence, view, backup, load)
-            _backed_up(evidence, request, segment, backup)
+            _backed_up(evidence, segment, backup, request.match.moment if request.match else load.queued)
         usable = backup.acked if backup is not None else prefetch.done if prefetch is not None else None
         _left_l1(evidence, view, request, usable, start, end)
     _resident_l2(evidence, request, load, segment, start, end)
     _read(evidence, view, request, load)
     usage.link(evidence)
+    link_stay(evidence, view, request, start, end)
     return graded(start, end, tier, reason, evidence.complete())
 
 
@@ -92,12 +94,12 @@ def _born(evidence: Evidence, view: InstanceView, backup: Backup | None, load: L
         detail = "no recorded prefill put these tokens into L1 before they were backed up"
         evidence.miss(Link.BORN, detail, backup.queued)
         return
-    first = min((r.since for r in births if r.start < backup.end and r.end > backup.start), key=lambda m: m.seq)
-    evidence.hold(Link.BORN, f"put into L1 by the prefill of request {backup.owner}", first)
+    first = min((r for r in births if r.start < backup.end and r.end > backup.start), key=lambda r: r.since.seq)
+    evidence.hold(Link.BORN, f"put into L1 by the prefill of request {backup.owner}", first.computed, first.since)
 
 
-def covers(residencies: Iterable[Residency], start: int, end: int) -> bool:
-    """Whether the residencies together cover ``[start, end)``."""
+def covers(residencies: Iterable[Residency | MatchedNode | LoadSegment], start: int, end: int) -> bool:
+    """Whether the residencies (or nodes) together cover ``[start, end)``."""
     position = start
     for residency in sorted(residencies, key=lambda r: r.start):
         if residency.start > position:
@@ -118,15 +120,15 @@ def _stored(evidence: Evidence, segment: LoadSegment, usable: Moment, what: str)
     return True
 
 
-def _backed_up(evidence: Evidence, request: RequestFacts, segment: LoadSegment, backup: Backup | None) -> None:
+def _backed_up(evidence: Evidence, segment: LoadSegment, backup: Backup | None, by: Moment) -> None:
+    """A copy to the slots was acknowledged before ``by``, for the same positions of an equal prefix."""
     if backup is None:
         evidence.miss(Link.BACKED_UP, "no acknowledged backup wrote the slots that were read")
         return
     if backup.acked is None or backup.started is None:
         evidence.miss(Link.BACKED_UP, "the backup's copy was never acknowledged", backup.queued, backup.started)
         return
-    assert request.match is not None
-    if backup.acked.seq > request.match.moment.seq:
+    if backup.acked.seq > by.seq:
         evidence.miss(Link.BACKED_UP, "the backup was acknowledged only after the match", backup.queued, backup.acked)
         return
     if not _stored(evidence, segment, backup.acked, "the backup"):
@@ -160,7 +162,7 @@ def _left_l1(
     if not nodes:
         evidence.miss(Link.LEFT_L1, "the matched path was not recorded", matched)
         return
-    if min(n.start for n in nodes) > start or max(n.end for n in nodes) < end:
+    if not covers(nodes, start, end):
         evidence.miss(Link.LEFT_L1, "the matched path does not cover these tokens", matched)
         return
     for node in nodes:
@@ -179,6 +181,8 @@ def _still_in_l1(node: MatchedNode, usable: Moment | None) -> str | None:
     """Why it is not shown that a node had left L1 for its copy in L2; None when it is."""
     if node.on_device:
         return f"node {node.node} was in L1 at the match"
+    if not node.known or node.same_prefix is not True:
+        return f"the ledger cannot tell whose prefix node {node.node} holds"
     if node.evicted is None or node.resident is not None:
         return f"no eviction of node {node.node} from L1 was recorded"
     if node.evicted_how != Eviction.DEMOTED:
@@ -201,6 +205,8 @@ def _resident_l2(
         evidence.miss(Link.RESIDENT_L2, detail, match.moment, load.queued)
     elif start < promised[0] or end > promised[1]:
         evidence.miss(Link.RESIDENT_L2, f"the match promised tokens {promised[0]} to {promised[1]} of L2", match.moment)
+    elif not covers(match.nodes, 0, promised[1]):
+        evidence.miss(Link.RESIDENT_L2, "the recorded path is shorter than what was matched", match.moment)
     elif load.freed_while_loading:
         evidence.miss(Link.RESIDENT_L2, "host slots were given back while they were being read", load.queued, load.done)
     else:
@@ -214,21 +220,64 @@ def _resident_l2(
 
 def _read(evidence: Evidence, view: InstanceView, request: RequestFacts, load: Load) -> None:
     decision = request.decision
-    if load.started is None:
-        evidence.miss(Link.READ, "the copy from L2 was queued and never launched", load.queued)
-    elif load.done is None:
-        evidence.miss(Link.READ, "the completion of the copy from L2 was never seen", load.queued, load.started)
-    elif decision is None or decision.loaded != load.tokens:
+    loads = view.loads_of(request)
+    wrong = _not_copied(view.instance, load)
+    if wrong is not None:
+        evidence.miss(Link.READ, wrong, load.queued, load.started, load.done)
+    elif any(other is not load and other.start < load.end and load.start < other.end for other in loads):
+        evidence.miss(Link.READ, "two load-backs of the same tokens were queued", *(other.queued for other in loads))
+    elif request.admitted is None or load.queued.seq > request.admitted.seq:
+        evidence.miss(Link.READ, "the load-back was queued after the admission", load.queued)
+    elif decision is None or decision.loaded != sum(other.tokens for other in loads):
         evidence.miss(Link.READ, "the load-back's result does not match the copy", load.queued, load.done)
-    elif not _bytes_fit(view.instance, load):
-        detail = f"the transfer moved {load.transfer_bytes} bytes for {load.transfer_tokens} tokens"
-        evidence.miss(Link.READ, detail, load.started, load.done)
     else:
         detail = f"{load.tokens} tokens copied from L2 to L1 ({load.transfer_bytes} bytes in all"
         detail += f", {load.duration_ns / 1e6:.2f} ms on the device)" if load.duration_ns is not None else ")"
         if load.transfer_tokens != load.tokens:
             detail += f"; one transfer of {load.transfer_tokens} tokens for several requests"
         evidence.hold(Link.READ, detail, load.queued, decision.moment, load.started, load.done)
+
+
+def _not_copied(instance: InstanceFacts, load: Load) -> str | None:
+    """Why it is not shown that a load-back was carried out; None when it is."""
+    if load.started is None:
+        return "the copy from L2 was queued and never launched"
+    if load.done is None:
+        return "the completion of the copy from L2 was never seen"
+    if not _bytes_fit(instance, load):
+        return f"the transfer moved {load.transfer_bytes} bytes for {load.transfer_tokens} tokens"
+    return None
+
+
+def link_loaded(evidence: Evidence, view: InstanceView, load: Load, start: int, end: int) -> None:
+    """Link "born" of what an earlier load-back put into L1: it holds what the slots held that were read.
+
+    Whose prefix that is rests on the same events as the claim of the request that it was loaded for.
+    """
+    before = Evidence(view)
+    segments = [segment for segment in load.segments if segment.start < end and start < segment.end]
+    for segment in segments:
+        backup = view.backups.get(segment.origin_id) if segment.origin == "backup" else None
+        prefetch = view.prefetches.get(segment.origin_id) if segment.origin == "prefetch" else None
+        if prefetch is not None:
+            if _stored(before, segment, prefetch.done, "the prefetch from storage"):
+                before.hold(Link.PREFETCHED, "", prefetch.asked, prefetch.done)
+        else:
+            _born(before, view, backup, load)
+            _backed_up(before, segment, backup, load.queued)
+    wrong = _not_copied(view.instance, load)
+    if load.freed_while_loading:
+        wrong = "its host slots were given back while they were being read"
+    if not covers(segments, start, end):
+        wrong = "nothing recorded says what the slots hold that it read"
+    moments = (*before.moments, load.queued, load.started, load.done)
+    missing = before.missing
+    if wrong is None and missing is not None:
+        wrong = f"{missing.link.value}: {missing.detail}"
+    if wrong is None:
+        evidence.hold(Link.BORN, f"loaded back from L2 for request {load.rid}", *moments, also=(Link.READ,))
+    else:
+        evidence.miss(Link.BORN, f"loaded back from L2 for request {load.rid}, and {wrong}", *moments)
 
 
 def _bytes_fit(instance: InstanceFacts, load: Load) -> bool:

@@ -8,17 +8,20 @@ from kvwitness.tracer.ledger.facts import HookState, InstanceFacts, Moment
 from kvwitness.tracer.model import EventRef, Link, LinkEvidence
 from kvwitness.tracer.verdicts.view import InstanceView
 
-HOOK_OF_LINK: dict[Link, str] = {
-    Link.BORN: "born",
-    Link.BACKED_UP: "backed_up",
-    Link.LEFT_L1: "left_l1",
-    Link.RESIDENT_L1: "resident_l1",
-    Link.RESIDENT_L2: "resident_l2",
-    Link.READ: "read",
-    Link.USED: "used",
-    Link.PREFETCHED: "prefetched",
+HOOK_OF_LINK: dict[Link, tuple[str, ...]] = {
+    Link.BORN: ("born",),
+    Link.BACKED_UP: ("backed_up",),
+    Link.LEFT_L1: ("left_l1",),
+    Link.RESIDENT_L1: ("resident_l1", "left_l1", "epoch"),
+    Link.RESIDENT_L2: ("resident_l2", "epoch"),
+    Link.READ: ("read",),
+    Link.USED: ("used",),
+    Link.PREFETCHED: ("prefetched",),
 }
-"""Name under which hooks declare that a link rests on them (kvwitness.patches.contract.Hook.links)."""
+"""Names under which hooks declare that a link rests on them (kvwitness.patches.contract.Hook.links).
+
+A residency also says that something did not happen (no eviction, no reset): it rests on those who would have seen it.
+"""
 
 REMEDY: dict[Link, str] = {
     Link.BORN: "start the recorder before the first request of the series (kvwitness serve, or KVWITNESS_DIR)",
@@ -41,10 +44,15 @@ class Evidence:
         self._instance = view.instance
         self._links: list[LinkEvidence] = []
         self._unsound = _unsound_of(view)
+        self._moments: list[Moment] = []
 
-    def hold(self, link: Link, detail: str, *moments: Moment | None) -> None:
-        """The link was seen, in these events; it does not hold where a hook that it rests on is not sound."""
-        wrong = self._unsound.get(link)
+    def hold(self, link: Link, detail: str, *moments: Moment | None, also: tuple[Link, ...] = ()) -> None:
+        """The link was seen, in these events; it does not hold where a hook that it rests on is not sound.
+
+        ``also``: links whose hooks it rests on, too.
+        """
+        wrong = next((self._unsound[each] for each in (link, *also) if each in self._unsound), None)
+        self._moments.extend(m for m in moments if m is not None)
         if wrong is not None:
             self.miss(link, wrong, *moments, remedy="see kvwitness doctor")
             return
@@ -53,6 +61,16 @@ class Evidence:
     def miss(self, link: Link, detail: str, *moments: Moment | None, remedy: str = "") -> None:
         """The link is missing; say what is missing, and how to obtain it."""
         self._links.append(LinkEvidence(link, False, detail, self._refs(moments), remedy or REMEDY[link]))
+
+    @property
+    def moments(self) -> tuple[Moment, ...]:
+        """The events of the links that were put forward as holding."""
+        return tuple(self._moments)
+
+    @property
+    def missing(self) -> LinkEvidence | None:
+        """The first link that does not hold."""
+        return next((link for link in self._links if not link.holds), None)
 
     def _refs(self, moments: Iterable[Moment | None]) -> tuple[EventRef, ...]:
         instance = self._instance.instance
@@ -100,16 +118,11 @@ def unsound_links(instance: InstanceFacts) -> dict[Link, str]:
         return dict.fromkeys(HOOK_OF_LINK, "the journal does not say which hooks were installed")
     wrong: dict[Link, str] = {}
     hooks = relevant_hooks(instance)
-    for link, name in HOOK_OF_LINK.items():
-        serving = [hook for hook in hooks if name in hook.links]
-        for hook in serving:
-            if hook.status != "installed":
-                why = f"{hook.status}: {hook.detail}" if hook.detail else hook.status
-                wrong[link] = f"hook {hook.name} is not installed ({why})"
-            elif instance.hook_failures.get(hook.name):
-                wrong[link] = f"hook {hook.name} failed {instance.hook_failures[hook.name]} times"
-        if not serving:
-            wrong[link] = "no hook serves this link"
+    for link, names in HOOK_OF_LINK.items():
+        for name in names:
+            why = _unserved(instance, [hook for hook in hooks if name in hook.links])
+            if why is not None:
+                wrong[link] = why
     pools = instance.facts.get("pools") or ()
     anchor = next((pool for pool in pools if pool.get("pool") == 0), None)
     if anchor is None or not anchor.get("hooked"):
@@ -118,3 +131,16 @@ def unsound_links(instance: InstanceFacts) -> dict[Link, str]:
         mode = instance.facts["host_memory_mode"]
         wrong[Link.RESIDENT_L2] = f"host memory mode {mode}: host memory is transit here, not a tier"
     return wrong
+
+
+def _unserved(instance: InstanceFacts, serving: Iterable[HookState]) -> str | None:
+    """Why the hooks that serve something are not there to be trusted; None when they are."""
+    found = False
+    for hook in serving:
+        found = True
+        if hook.status != "installed":
+            why = f"{hook.status}: {hook.detail}" if hook.detail else hook.status
+            return f"hook {hook.name} is not installed ({why})"
+        if instance.hook_failures.get(hook.name):
+            return f"hook {hook.name} failed {instance.hook_failures[hook.name]} times"
+    return None if found else "no hook serves this link"

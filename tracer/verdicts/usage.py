@@ -52,6 +52,15 @@ def usage_of(request: RequestFacts) -> Usage:
         return Usage(first.start, total, False, "the request was aborted", (*moments, *_some(request.released)))
     if request.admitted is None:
         return Usage(first.start, total, False, "the request's admission was not recorded", moments)
+    if any(chunk.moment.seq < request.admitted.seq for chunk in request.chunks):
+        detail = "a prefill was launched before the request's admission"
+        return Usage(first.start, total, False, detail, (request.admitted, *moments))
+    if len({chunk.batch for chunk in request.chunks}) != len(request.chunks):
+        return Usage(first.start, total, False, "two passes carry the number of one batch", moments)
+    if any(chunk.last for chunk in request.chunks[:-1]):
+        return Usage(first.start, total, False, "passes follow the last one", moments)
+    if not last.output_tokens:
+        return Usage(first.start, total, False, "the prefill ended without an output token", moments)
     if request.admitted_prefix != first.start:
         detail = f"admitted with {request.admitted_prefix} cached tokens, prefilled from {first.start}"
         return Usage(first.start, total, False, detail, (request.admitted, *moments))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import TypeVar
@@ -11,9 +12,11 @@ from kvwitness.tracer.ledger.facts import (
     EvictionCall,
     InstanceFacts,
     Load,
+    Moment,
     Prefetch,
     RequestFacts,
     Residency,
+    Victim,
 )
 from kvwitness.tracer.model import Link
 
@@ -32,14 +35,23 @@ class InstanceView:
         self.prefetches: dict[int, Prefetch] = {prefetch.done.seq: prefetch for prefetch in instance.prefetches}
         self.evictions: dict[int, EvictionCall] = {call.call: call for call in instance.evictions}
         self.requests: dict[str, RequestFacts] = {request.rid: request for request in instance.requests}
+        self.resets: list[Moment] = [epoch.begin for epoch in instance.epochs]
+        self._victims = sorted((v for c in instance.evictions for v in c.victims), key=lambda v: v.moment.seq)
+        self._victim_seqs = [victim.moment.seq for victim in self._victims]
         self._backups = _by_owner(instance.backups)
         self._l1 = _by_owner(r for r in instance.residencies if r.tier == "L1")
         self._l2 = _by_owner(r for r in instance.residencies if r.tier == "L2")
 
+    def victims(self, after: int, before: int) -> list[Victim]:
+        """What left L1 between two events."""
+        return self._victims[bisect_right(self._victim_seqs, after) : bisect_left(self._victim_seqs, before)]
+
     def loads_of(self, request: RequestFacts) -> list[Load]:
         """The load-backs queued on behalf of one attempt of a request, by position."""
         found = [self.loads[number] for number in request.loads if number in self.loads]
-        return sorted(found, key=lambda load: load.start)
+        # One queued before the last match was for a match that was not admitted.
+        since = request.match.moment.seq if request.match is not None else 0
+        return sorted((load for load in found if load.queued.seq > since), key=lambda load: load.start)
 
     def l1_of(self, owner: str | None, epoch: int) -> list[Residency]:
         """Intervals in which L1 held parts of ``owner``'s prefix."""
