@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 LINKS := $(addprefix .links/kvwitness/,patches tracer collectors)
 PYTEST_ARGS ?=
 
-.PHONY: venv stand demo demo-jaeger jaeger bench lint format typecheck test test-quick test-slow test-releases wheels support clean
+.PHONY: venv stand demo demo-jaeger matrix jaeger bench lint format typecheck test test-quick test-slow test-releases wheels support clean
 
 venv: $(VENV)/.installed
 
@@ -40,13 +40,17 @@ format: venv
 	$(BIN)/ruff format .
 
 # The whole job on this machine: SGLANG's server on the CPU, A, B, eviction, C, bundle, table.
-# make demo FAULT=load-too-short, make demo DEMO_ARGS='--tree-core python'
+# make demo SGLANG=0.5.17, make demo FAULT=load-too-short, make demo DEMO_ARGS='--tree-core python'
 demo: venv
-	$(BIN)/kvwitness demo $(if $(FAULT),--fault $(FAULT)) $(DEMO_ARGS)
+	$(BIN)/kvwitness demo $(if $(SGLANG),--sglang $(SGLANG)) $(if $(FAULT),--fault $(FAULT)) $(DEMO_ARGS)
 
 # The same, and its traces in a real Jaeger until Ctrl-C.
 demo-jaeger: demo
 	$(BIN)/kvwitness jaeger out/demo
+
+# A, B, C on every release that the stand runs: one line each.
+matrix: venv
+	$(BIN)/kvwitness matrix $(MATRIX_ARGS)
 
 jaeger: venv
 	$(BIN)/python -c "from pathlib import Path; from kvwitness.tracer.spans.jaeger import find_or_build_jaeger as f; \

@@ -30,6 +30,8 @@ COMMANDS: Mapping[str, Lazy] = {
     "jaeger": Lazy("kvwitness.tracer.cli.jaeger:jaeger", "Look at a bundle's traces in a Jaeger of its own."),
     "demo": Lazy("kvwitness.tracer.cli.demo:demo", "The whole job on a machine without a GPU."),
     "doctor": Lazy("kvwitness.tracer.cli.doctor:doctor", "What could be proven with an SGLang, and what not."),
+    "declined": Lazy("kvwitness.tracer.cli.declined:declined", "A reported host hit that was never loaded, refuted."),
+    "matrix": Lazy("kvwitness.tracer.cli.matrix:matrix", "The demo on every release that the stand runs."),
     "stand": Lazy("kvwitness.tracer.stand.cli:stand_group", "SGLang with HiCache on a CPU, for demos and tests."),
 }
 

@@ -19,6 +19,7 @@ from kvwitness.tracer.demo.variants import PLAIN, VARIANTS, wrong_about_c
 from kvwitness.tracer.protocol.client import ServerUnavailable
 from kvwitness.tracer.stand.building import StandBuildError
 from kvwitness.tracer.stand.progress import reporting
+from kvwitness.tracer.stand.releases import NEWEST, RELEASES, UnsupportedError
 from kvwitness.tracer.stand.server import StandServerError
 
 
@@ -30,6 +31,9 @@ from kvwitness.tracer.stand.server import StandServerError
     default=PLAIN.name,
     show_default=True,
     help="Let something go wrong on purpose; exit 0 when the verdict about C says so.",
+)
+@click.option(
+    "--sglang", "release", type=click.Choice(list(RELEASES)), default=NEWEST, show_default=True, help="Release to run."
 )
 @click.option(
     "--write-policy",
@@ -60,6 +64,8 @@ def demo(ctx: click.Context, /, out: Path, fault: str, as_json: bool, **options:
             result = run_demo(DemoOptions(variant=variant, **options), out, progress)
     except (StandBuildError, StandServerError) as error:
         raise UserError(str(error), "kvwitness demo", "see the log named above") from error
+    except UnsupportedError as error:
+        raise UserError(str(error), "kvwitness demo", "choose another release or option") from error
     except ServerUnavailable as error:
         raise UserError(str(error), "kvwitness demo", "look at the server's log") from error
     wrong = _wrong(result, fault, **options)

@@ -24,6 +24,7 @@ from kvwitness.tracer.spans.otlp_json import span_lines
 from kvwitness.tracer.stand.environment import ensure_environment
 from kvwitness.tracer.stand.model import ensure_model
 from kvwitness.tracer.stand.progress import Progress
+from kvwitness.tracer.stand.releases import NEWEST
 from kvwitness.tracer.stand.server import ServerOptions, StandServer
 
 WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
@@ -33,6 +34,8 @@ TreeCore = Literal["rust", "python"]
 class DemoOptions(msgspec.Struct, frozen=True):
     """What the demo is asked to do. Lengths in tokens."""
 
+    release: str = NEWEST
+    """SGLang release to run (kvwitness.tracer.stand.releases)."""
     variant: Variant = PLAIN
     write_policy: WritePolicy = "write_through"
     tree_core: TreeCore | None = None
@@ -59,7 +62,7 @@ def run_demo(options: DemoOptions, out: Path, progress: Progress, *, replace: bo
     Raises what its parts raise: StandBuildError, StandServerError, ServerUnavailable, BundleError. The
     journals and the server's log stay in a folder that the error names, or in the bundle.
     """
-    environment = ensure_environment(progress)
+    environment = ensure_environment(progress, release=options.release)
     model = ensure_model(environment, progress)
     variant = options.variant
     workdir = Path(tempfile.mkdtemp(prefix="kvwitness-demo-"))
