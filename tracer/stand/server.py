@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -28,6 +29,7 @@ LOOPBACK = "127.0.0.1"
 START_TIMEOUT_S = 300.0
 STOP_GRACE_S = 15.0
 _POLL_S = 0.2
+_PORTS = (20_000, 32_000)
 _HELPERS_GRACE_S = 1.0
 _TAIL_LINES = 40
 _SCHEDULER_TITLE = "sglang::scheduler"
@@ -100,11 +102,16 @@ class ServerOptions:
 
 
 def free_port() -> int:
-    """A loopback TCP port that is free at this moment."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A loopback TCP port that is free at this moment.
+
+    Of the low ones: SGLang 0.5.14 also needs the number 10,000 above it to be a port. They also lie below
+    the range from which the system gives ports to clients, so that none of those takes it meanwhile.
+    """
+    while True:
+        port = random.randrange(*_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            return port
 
 
 def log_tail(log: Path, lines: int = _TAIL_LINES) -> str:
@@ -249,7 +256,7 @@ class StandServer:
     def start(self) -> None:
         """Start the server and wait until it is healthy. A server that does not get there is ended."""
         parse_faults(self.options.faults)
-        self.command()
+        self.command()  # before anything is made: it refuses what the release does not have
         if self._workdir is None:
             self._workdir = Path(tempfile.mkdtemp(prefix="kvwitness-stand-"))
         self._workdir.mkdir(parents=True, exist_ok=True)
