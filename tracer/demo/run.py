@@ -23,6 +23,7 @@ from kvwitness.tracer.protocol.options import AbcOptions
 from kvwitness.tracer.spans.otlp_json import span_lines
 from kvwitness.tracer.stand.environment import ensure_environment
 from kvwitness.tracer.stand.model import ensure_model
+from kvwitness.tracer.stand.paths import stand_path
 from kvwitness.tracer.stand.progress import Progress
 from kvwitness.tracer.stand.releases import NEWEST
 from kvwitness.tracer.stand.server import ServerOptions, StandServer
@@ -44,6 +45,8 @@ class DemoOptions(msgspec.Struct, frozen=True):
     tp_size: int = 1
     prefix_tokens: int = 1500
     second_hit: bool = False
+    overlay: Path | None = None
+    """Folder that comes first on the server's PYTHONPATH: a changed SGLang, for a test."""
     seed: int = 20_523
     """Fixed, so that two runs send the same prompts."""
 
@@ -75,7 +78,11 @@ def run_demo(options: DemoOptions, out: Path, progress: Progress, *, replace: bo
         tp_size=options.tp_size,
         hicache_ratio=variant.hicache_ratio,
         faults=variant.stand_fault,
-        extra_env={"KVWITNESS_DIR": str(journals), "KVWITNESS_FAULT": variant.recorder_fault},
+        extra_env={
+            "KVWITNESS_DIR": str(journals),
+            "KVWITNESS_FAULT": variant.recorder_fault,
+            **_python_path(options.overlay),
+        },
     )
     progress.phase(f"Starting SGLang {environment.release} with HiCache on the CPU")
     with StandServer(environment, model, server_options, workdir=workdir) as server:
@@ -89,6 +96,10 @@ def run_demo(options: DemoOptions, out: Path, progress: Progress, *, replace: bo
     inputs = inputs_of_run(run, host_facts(), processes, recorded_journals(journals), "the demo's own server")
     bundle = write_bundle(out, inputs, spans=span_lines, replace=replace)
     return DemoResult(run, bundle, workdir / "server.log")
+
+
+def _python_path(overlay: Path | None) -> dict[str, str]:
+    return {} if overlay is None else {"PYTHONPATH": f"{overlay}:{stand_path(stand=True)}"}
 
 
 def _protocol(options: DemoOptions) -> AbcOptions:
