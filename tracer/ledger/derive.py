@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from kvwitness.collectors.journal import Journal
 from kvwitness.patches.schema import events as ev
 from kvwitness.tracer.ledger import facts as ft
@@ -81,6 +83,7 @@ class Ledger:
         self._attempts: dict[str, int] = defaultdict(int)
         self._requests: list[OpenRequest] = []
         self._backups: list[_OpenBackup] = []
+        self._backup_nodes: dict[int, int] = {}
         self._pending_backups: dict[int, list[_OpenBackup]] = defaultdict(list)
         self._loads: list[_OpenLoad] = []
         self._copying: dict[int, _OpenLoad] = {}
@@ -238,6 +241,10 @@ class Ledger:
             self._attempts[rid] = 1
             self._chains[rid] = Chain(rid)
         request = OpenRequest(rid, self._attempts[rid], self._epoch, event.prompt_tokens, moment, moment)
+        before = self._open.get(rid)
+        if before is not None and before.released is None and not event.retracted:
+            # Two requests with one id at a time: nobody can tell whose events follow.
+            before.shared_id = request.shared_id = True
         self._open[rid] = request
         self._requests.append(request)
 
@@ -258,9 +265,11 @@ class Ledger:
         chain = self._chain(event.req)
         if event.purpose != ev.MatchPurpose.ADMISSION:
             self._tree.follow(event.path, chain)
+            self._compare(event.path, moment)
             return
         request = self._request(event.req, moment)
         nodes = self._tree.matched(event.path, chain)
+        self._compare(event.path, moment)
         if request is None or request.admitted is not None:
             return
         request.prior = self._prior(chain)
@@ -279,6 +288,11 @@ class Ledger:
         # Matched in another epoch than it was queued in: what counts is the cache that answered.
         request.epoch = self._epoch
 
+    def _compare(self, path: tuple[ev.PathNode, ...], moment: ft.Moment) -> None:
+        """The tree's own word on what is in L1, against what the events say: where they differ, some are missing."""
+        for since, what in self._tree.contradictions(path, moment):
+            self._gaps.append((since, moment.seq, what))
+
     def _prior(self, chain: Chain | None) -> tuple[str | None, int, int]:
         """The earlier request that shares the longest prefix with a sequence."""
         if chain is not None:
@@ -291,6 +305,8 @@ class Ledger:
     def _decided(self, event: ev.LoadBackDecided, moment: ft.Moment) -> None:
         request = self._request(event.req, moment)
         if request is not None and request.admitted is None:
+            if request.decision is not None:
+                self._gap(event.seq, f"two load-back decisions for one match of {request.rid}")
             request.decision = ft.DecisionFact(
                 moment, event.node, event.promised, event.loaded, event.wanted, event.reason
             )
@@ -338,6 +354,7 @@ class Ledger:
         computed = request.computed() if request is not None else None
         chain = self._chain(event.req)
         self._tree.inserted(event.path, chain, self._name(event.req), computed, moment)
+        self._compare(event.path, moment)
         if chain is not None and chain.grid:
             for digest in chain.cells[: event.key_tokens // chain.grid]:
                 self._seen_cells[digest] = (chain.rid, self._epoch)
@@ -355,7 +372,8 @@ class Ledger:
             self._gap(event.seq, "a node was evicted outside a recorded eviction")
         else:
             call.victims.append(victim)
-        if event.start >= 0 and event.tokens not in (0, event.end - event.start):
+        plain = event.how in (ev.Eviction.DEMOTED, ev.Eviction.DROPPED) and event.start >= 0
+        if plain and event.tokens not in (0, event.end - event.start):
             self._gap(event.seq, f"node {event.node} was evicted with {event.tokens} tokens, it has other positions")
 
     def _evict_end(self, event: ev.EvictEnd, moment: ft.Moment) -> None:
@@ -378,6 +396,7 @@ class Ledger:
         content = Content("backup", event.seq, self._epoch, chain, event.node, event.start, event.end)
         backup = _OpenBackup(event, self._epoch, self._name(event.req), content, moment)
         self._backups.append(backup)
+        self._backup_nodes[event.seq] = event.node
         self._pending_backups[event.node].append(backup)
         if event.start < 0 or event.end - event.start != event.tokens:
             self._gap(event.seq, f"the positions of backup {event.seq} are not known")
@@ -472,6 +491,7 @@ class Ledger:
             self._gap(event.seq, "a load-back was queued for a request that was not matched")
         else:
             path = request.match.path
+        segments = tuple(self._with_tail(segment, path) for segment in segments)
         load = _OpenLoad(event, self._epoch, rid, moment, segments, path)
         self._tree.loading(event.start, event.end, path, event.seq, moment)
         self._loads.append(load)
@@ -479,6 +499,17 @@ class Ledger:
         self._pending_loads[event.node].append(load)
         if request is not None:
             request.loads.append(event.seq)
+
+    def _with_tail(self, segment: ft.LoadSegment, path: tuple[ev.PathNode, ...]) -> ft.LoadSegment:
+        """Where the digests do not reach the segment's end, the radix match must lead to the node that was written."""
+        if segment.same_prefix is not True or segment.digest_to >= segment.end:
+            return segment
+        written = self._backup_nodes.get(segment.origin_id)
+        if written is not None and self._tree.came_from(
+            written, max(segment.digest_to, segment.start), segment.end, path
+        ):
+            return segment
+        return msgspec.structs.replace(segment, same_prefix=None)
 
     def _load_done(self, event: ev.LoadDone, moment: ft.Moment) -> None:
         started = self._transfers.pop(event.transfer, None)

@@ -266,6 +266,8 @@ class RequestFacts(msgspec.Struct, frozen=True):
     """Epoch in which that request was last inserted into the cache."""
     traceparent: str | None = None
     """W3C trace context that the client sent, when the HTTP process recorded it."""
+    shared_id: bool = False
+    """Another request had the same id at the same time: whose events are whose is not known."""
 
     @property
     def first_token(self) -> Moment | None:

@@ -45,6 +45,8 @@ class OpenRequest:
     output_tokens: int | None = None
     cached: tuple[int, int | None, int | None, int | None] | None = None
     prior: tuple[str | None, int, int] = (None, 0, 0)
+    shared_id: bool = False
+    """Another request had the same id at the same time."""
 
     def computed(self) -> Computed | None:
         """What its prefill passes computed so far, up to the first hole between them."""
@@ -55,7 +57,7 @@ class OpenRequest:
         for chunk in self.chunks:
             if chunk.start != position:
                 break
-            position, whole = chunk.end, chunk.last
+            position, whole = chunk.end, chunk.last and chunk.end >= self.prompt_tokens
         return Computed(first.start, None if whole else position, first.moment)
 
     def freeze(self, traceparent: str | None) -> RequestFacts:
@@ -85,4 +87,5 @@ class OpenRequest:
             prior_tokens=self.prior[1],
             prior_epoch=self.prior[2],
             traceparent=traceparent,
+            shared_id=self.shared_id,
         )

@@ -33,6 +33,8 @@ class Node:
     known: bool = True
     doubt: bool = False
     """It was seen with another end or for another prefix: nothing is known of it any more in this epoch."""
+    was: frozenset[int] = frozenset()
+    """The nodes that it was split off from."""
     computed: Moment | None = None
     """The prefill pass that computed it, when that is what made it resident."""
 
@@ -97,14 +99,15 @@ class TreeView:
             other = self._nodes[number]
             if other.end <= step.end:
                 continue
+            # Either the path goes on through the rest of it, or the digests show a page of it to be equal: no two
+            # children of a node begin with the same page. That it is the only one known to begin here says nothing.
             shared = shared_prefix(chain, other.chain, step.end)
-            grid = chain.grid if chain is not None else 0
-            if same_prefix(shared, step.end, grid):
+            if shared != -1 and (number in on_path or (shared is not None and shared > step.start)):
                 candidates.append(other)
         if len(candidates) != 1:
             return self._place(Node(step.node, step.start, step.end, chain, known=False))
         whole = candidates[0]
-        part = replace(whole, id=step.node, end=step.end)
+        part = replace(whole, id=step.node, end=step.end, was=whole.was | {whole.id})
         self._move_start(whole, step.end)
         return self._place(part)
 
@@ -155,6 +158,17 @@ class TreeView:
         nodes = [self._nodes[step.node] for step in path if step.node in self._nodes]
         return [node for node in nodes if start <= node.start and node.end <= end]
 
+    def came_from(self, node: int, start: int, end: int, path: tuple[PathNode, ...]) -> bool:
+        """Whether the part ``[start, end)`` of a path is ``node``, or was split off from it."""
+        position = start
+        for step in path:
+            if step.start < end and position < step.end:
+                known = self._nodes.get(step.node)
+                if step.start > position or known is None or known.doubt or node not in (known.id, *known.was):
+                    return False
+                position = step.end
+        return position >= end
+
     def evicted(self, number: int, start: int, end: int, how: int, call: int, moment: Moment) -> str | None:
         """A node left L1. Returns the request whose prefix it held, if known."""
         node = self._nodes.get(number)
@@ -195,6 +209,24 @@ class TreeView:
             self._close_node(node, until)
         self._nodes.clear()
         self._by_start.clear()
+
+    def contradictions(self, path: tuple[PathNode, ...], moment: Moment) -> list[tuple[int, str]]:
+        """Where the tree's own word on a path differs from the ledger's: since which event, and what was missed.
+
+        From here on the ledger takes the tree's word, and does not know how it came about.
+        """
+        found = []
+        for step in path:
+            node = self._nodes[step.node]
+            if step.on_device and node.resident is None and node.load is None and node.evicted is not None:
+                found.append((node.evicted.seq, f"node {node.id} is in L1 again, and no event brought it back"))
+                node.evicted = node.evicted_how = node.evicted_call = None
+            elif not step.on_device and node.resident is not None:
+                found.append((node.resident.seq, f"node {node.id} is not in L1 any more, and no event took it out"))
+                self._close_node(node, moment)
+            elif not step.on_device and node.load is not None:
+                found.append((node.load, f"node {node.id} is not in L1, and a load-back of it was queued"))
+        return found
 
     # --- questions -----------------------------------------------------------------------------------
 

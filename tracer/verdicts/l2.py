@@ -183,6 +183,8 @@ def _still_in_l1(node: MatchedNode, usable: Moment | None) -> str | None:
         return f"node {node.node} was in L1 at the match"
     if not node.known or node.same_prefix is not True:
         return f"the ledger cannot tell whose prefix node {node.node} holds"
+    if node.load is not None:
+        return f"a load-back of node {node.node} had been queued before the match"
     if node.evicted is None or node.resident is not None:
         return f"no eviction of node {node.node} from L1 was recorded"
     if node.evicted_how != Eviction.DEMOTED:

@@ -116,6 +116,8 @@ def unsound_links(instance: InstanceFacts) -> dict[Link, str]:
     """Links that cannot hold on this instance because a hook that they rest on is absent or failed."""
     if not instance.hooks:
         return dict.fromkeys(HOOK_OF_LINK, "the journal does not say which hooks were installed")
+    if not instance.facts.get("ranks") or not instance.facts.get("page_size"):
+        return dict.fromkeys(HOOK_OF_LINK, "the journal does not say what the instance is: its ranks, its page size")
     wrong: dict[Link, str] = {}
     hooks = relevant_hooks(instance)
     for link, names in HOOK_OF_LINK.items():

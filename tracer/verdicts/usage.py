@@ -52,6 +52,8 @@ def usage_of(request: RequestFacts) -> Usage:
         return Usage(first.start, total, False, "the request was aborted", (*moments, *_some(request.released)))
     if request.admitted is None:
         return Usage(first.start, total, False, "the request's admission was not recorded", moments)
+    if request.shared_id:
+        return Usage(first.start, total, False, "two requests had this id at the same time", moments)
     if any(chunk.moment.seq < request.admitted.seq for chunk in request.chunks):
         detail = "a prefill was launched before the request's admission"
         return Usage(first.start, total, False, detail, (request.admitted, *moments))
