@@ -15,9 +15,6 @@ from kvwitness.tracer.cli.application import application
 
 from .conftest import Command
 
-# The stand's own commands are described and tested where they are (tracer/stand).
-ELSEWHERE = "stand"
-
 
 def walk(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     yield path, command
@@ -26,8 +23,7 @@ def walk(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[t
         for name in command.list_commands(context):
             inner = command.get_command(context, name)
             assert inner is not None, name
-            if (*path, name) != (ELSEWHERE,):
-                yield from walk(inner, (*path, name))
+            yield from walk(inner, (*path, name))
 
 
 TREE = list(walk(application))
@@ -45,10 +41,6 @@ def test_help_has_an_example(kvwitness: Command, path: tuple[str, ...], command:
 def test_every_command_has_json(kvwitness: Command, path: tuple[str, ...], command: click.Command) -> None:
     if not isinstance(command, click.Group):
         assert "--json" in kvwitness(*path, "--help").output
-
-
-def test_the_stand_is_mounted(kvwitness: Command) -> None:
-    assert kvwitness("stand", "--help").exit_code == 0
 
 
 def test_help_imports_no_command() -> None:

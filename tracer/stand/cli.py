@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import get_args
 import click
 
 from kvwitness.patches.stand.faults import UnknownFaultError
+from kvwitness.tracer.cli.errors import UserError
+from kvwitness.tracer.cli.output import json_option, print_json
 from kvwitness.tracer.stand.building import StandBuildError, is_ready
 from kvwitness.tracer.stand.environment import (
     StandEnvironment,
@@ -30,17 +31,29 @@ from kvwitness.tracer.stand.server import ServerOptions, StandServer, StandServe
 MODEL_KINDS: tuple[ModelKind, ...] = get_args(ModelKind)
 
 _release_option = click.option(
+    "--sglang",
     "--release",
+    "release",
     type=click.Choice(list(RELEASES)),
     default=NEWEST,
     show_default=True,
-    help="SGLang's release.",
+    help="Release to run.",
 )
 
 
 @click.group(name="stand")
 def stand_group() -> None:
-    """SGLang with HiCache on a CPU: for demonstrations and tests, without a GPU."""
+    """SGLang with HiCache on a CPU: for demonstrations and tests, without a GPU.
+
+    \b
+    Example:
+      kvwitness stand serve --sglang 0.5.17
+    """
+
+
+def _user_error(error: Exception) -> UserError:
+    """The log's tail on one line; the log itself is named in it."""
+    return UserError(" ".join(str(error).split()), "kvwitness stand", "look at the log that is named here")
 
 
 def _ensure(kind: ModelKind, release: str) -> tuple[StandEnvironment, Path]:
@@ -49,19 +62,27 @@ def _ensure(kind: ModelKind, release: str) -> tuple[StandEnvironment, Path]:
             environment = ensure_environment(progress, release=release)
             return environment, ensure_model(environment, progress, kind)
     except StandBuildError as error:
-        raise click.ClickException(str(error)) from error
+        raise _user_error(error) from error
 
 
 @stand_group.command()
 @_release_option
 @click.option("--model", "kind", type=click.Choice(MODEL_KINDS), default="qwen2", show_default=True)
-def ensure(kind: ModelKind, release: str) -> None:
+@json_option
+def ensure(kind: ModelKind, release: str, as_json: bool) -> None:
     """Build the stand's environment (about 3 GB to download, once) and its model.
 
     An older release's environment shares most of the newest's, which is built first.
+
+    \b
+    Example:
+      kvwitness stand ensure --sglang 0.5.17
     """
     environment, model = _ensure(kind, release)
-    click.echo(f"environment {environment.root}\nmodel       {model}")
+    if as_json:
+        print_json({"environment": str(environment.root), "python": str(environment.python), "model": str(model)})
+    else:
+        click.echo(f"environment {environment.root}\nmodel       {model}")
 
 
 @stand_group.command()
@@ -90,6 +111,13 @@ def ensure(kind: ModelKind, release: str) -> None:
 @click.option("--faults", default="", help="As KVWITNESS_STAND_FAULT, for example copy-zero:h2d.")
 @click.option("--env", "env", multiple=True, metavar="NAME=VALUE", help="For the server; may be given many times.")
 @click.option("--workdir", type=click.Path(path_type=Path), default=None, help="Where server.log goes.")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    help="Record here (KVWITNESS_DIR); without it the server runs without kvwitness.",
+)
+@json_option
 @click.argument("extra_args", nargs=-1, type=click.UNPROCESSED)
 def serve(
     kind: ModelKind,
@@ -97,23 +125,35 @@ def serve(
     port: int,
     env: tuple[str, ...],
     workdir: Path | None,
+    directory: Path | None,
+    as_json: bool,
     extra_args: tuple[str, ...],
     **options: object,
 ) -> None:
-    """Start a server in the foreground and print its address. EXTRA_ARGS, after --, go to SGLang."""
+    """Start a server in the foreground and print its address. EXTRA_ARGS, after --, go to SGLang.
+
+    \b
+    Example:
+      kvwitness stand serve --port 30000 --dir kvwitness-data -- --log-level debug
+    """
     pairs = dict(pair.partition("=")[::2] for pair in env)
+    if directory is not None:
+        pairs["KVWITNESS_DIR"] = str(directory.absolute())
     chosen = ServerOptions(extra_args=extra_args, extra_env=pairs, **options)  # type: ignore[arg-type]
     environment, model = _ensure(kind, release)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         with StandServer(environment, model, chosen, workdir=workdir, port=port) as server:
-            click.echo(f"{server.url}\npid {server.pid}, log {server.log}; interrupt to stop")
+            if as_json:
+                print_json({"url": server.url, "pid": server.pid, "log": str(server.log)})
+            else:
+                click.echo(f"{server.url}\npid {server.pid}, log {server.log}; interrupt to stop")
             server.wait()
             server.check_alive()
     except (UnknownFaultError, UnsupportedError) as error:
         raise click.UsageError(str(error)) from error
     except StandServerError as error:
-        raise click.ClickException(str(error)) from error
+        raise _user_error(error) from error
     except KeyboardInterrupt:
         click.echo("stopped", err=True)
 
@@ -124,9 +164,14 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
 
 @stand_group.command()
 @_release_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@json_option
 def where(release: str, as_json: bool) -> None:
-    """Show where the stand's parts are, and whether they are built."""
+    """Show where the stand's parts are, and whether they are built.
+
+    \b
+    Example:
+      kvwitness stand where --json
+    """
     root = environment_root(release)
     places: dict[str, str | bool] = {
         "home": str(stand_home()),
@@ -140,7 +185,7 @@ def where(release: str, as_json: bool) -> None:
         places[f"model_{kind}"] = str(model)
         places[f"model_{kind}_ready"] = is_ready(model)
     if as_json:
-        click.echo(json.dumps(places, indent=1))
+        print_json(places)
         return
     for name, value in places.items():
         click.echo(f"{name:18} {value}")
