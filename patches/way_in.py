@@ -14,12 +14,20 @@ import os
 import sys
 from pathlib import Path
 
+_passed: set[Path] = set()
+"""Folders whose ``sitecustomize`` has come by here in this process."""
+
 
 def start(own: str) -> None:
     """Load kvwitness if it is asked for and needed, then the ``sitecustomize`` that ``own`` stands before.
 
-    Problems of kvwitness are kept from the process; those of another ``sitecustomize`` are its own.
+    Problems of kvwitness are kept from the process; those of another ``sitecustomize`` are its own. With
+    several of these folders on the path (one server command within another), each is gone through once.
     """
+    folder = Path(own).absolute().parent
+    if folder in _passed:
+        return
+    _passed.add(folder)
     if os.environ.get("KVWITNESS_DIR"):
         try:
             if _is_needed():
@@ -28,7 +36,7 @@ def start(own: str) -> None:
                 plugin()
         except Exception as error:
             print(f"kvwitness is off in this process: {type(error).__name__}: {error}", file=sys.stderr)
-    _chain_load(Path(own).absolute().parent)
+    _chain_load()
 
 
 def _is_needed() -> bool:
@@ -40,9 +48,9 @@ def _is_needed() -> bool:
     return not any(Path(place, "srt", "plugins", "__init__.py").exists() for place in places)
 
 
-def _chain_load(own_folder: Path) -> None:
-    """Run the ``sitecustomize`` that would have been found if our folder were not on the path."""
-    rest = [entry for entry in sys.path if Path(entry).absolute() != own_folder]
+def _chain_load() -> None:
+    """Run the ``sitecustomize`` that would have been found if our folders were not on the path."""
+    rest = [entry for entry in sys.path if Path(entry).absolute() not in _passed]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", rest)
     if spec is None or spec.loader is None:
         return

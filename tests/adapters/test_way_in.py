@@ -63,6 +63,18 @@ def test_another_sitecustomize_still_runs(way_in: Path, tmp_path: Path, director
     assert "theirs" in run(way_in, other, directory=tmp_path / directory if directory else None)
 
 
+def test_several_of_them_are_each_gone_through_once(way_in: Path, tmp_path: Path) -> None:
+    old = sglang(tmp_path / "old", plugins=False)
+    others = [stand_path(tmp_path / name) for name in ("second", "third")]
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "theirs.py").touch()
+    (theirs / "sitecustomize.py").write_text("import theirs\n")
+    seen = run(way_in, *others, theirs, old, directory=tmp_path)
+    assert "kvwitness.patches.install" in seen
+    assert "'theirs'" in seen
+
+
 def test_a_broken_setting_does_not_keep_the_interpreter_from_starting(way_in: Path, tmp_path: Path) -> None:
     old = sglang(tmp_path / "old", plugins=False)
     code = "import os; print('up')"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kvwitness.tracer.bundle import BundleInputs, write_bundle
+from kvwitness.tracer.bundle.layout import decode_manifest, encode_manifest, hash_line, sha256
 
 from .conftest import Command
 
@@ -49,7 +51,6 @@ def test_explain(kvwitness: Command, bundle: Path, rid: str) -> None:
 
 
 def test_explain_prints_brackets_as_they_are(kvwitness: Command, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import msgspec
     from bundle.runs import simple_judge
 
     from kvwitness.tracer.judgement import Judgement
@@ -62,14 +63,42 @@ def test_explain_prints_brackets_as_they_are(kvwitness: Command, data: Path, mon
     assert "note: slots [0:93] [/bold]" in kvwitness("explain", data, "--rid", "other").stdout
 
 
-def test_a_changed_bundle_is_shown_with_a_warning(kvwitness: Command, bundle: Path) -> None:
+def test_a_changed_bundle_is_shown_as_not_verified(kvwitness: Command, bundle: Path) -> None:
     (bundle / "summary.md").write_text("all fine")
     for args in (("show", bundle), ("explain", bundle, "--rid", "A")):
         result = kvwitness(*args)
-        assert result.exit_code == 0
-        assert "this bundle was changed" in result.stderr
+        assert result.exit_code == 1
+        assert "this bundle does not verify" in result.stderr
         assert "summary.md" in result.stderr
+        assert "NOT VERIFIED" in " ".join(result.stdout.split())
     assert json.loads(kvwitness("show", bundle, "--json").stdout)["intact"] is False
+
+
+def test_a_forged_verdict_is_not_shown_as_proven(kvwitness: Command, bundle: Path) -> None:
+    """With every hash made to fit: only judging again tells."""
+    path = bundle / "verdicts.json"
+    path.write_bytes(path.read_bytes().replace(b"L2 reported", b"L2 read confirmed"))
+    manifest = decode_manifest((bundle / "manifest.json").read_bytes())
+    files = tuple(
+        msgspec.structs.replace(entry, bytes=path.stat().st_size, sha256=sha256(path.read_bytes()))
+        if entry.path == path.name
+        else entry
+        for entry in manifest.files
+    )
+    raw = encode_manifest(msgspec.structs.replace(manifest, files=files))
+    (bundle / "manifest.json").write_bytes(raw)
+    (bundle / "manifest.sha256").write_bytes(hash_line(raw))
+    result = kvwitness("explain", bundle, "--rid", "C")
+    assert result.exit_code == 1
+    assert "verdicts.json" in result.stderr
+    assert result.stdout.startswith("NOT VERIFIED: L2 read confirmed")
+
+
+def test_a_bundle_without_its_manifest_is_named_as_such(kvwitness: Command, bundle: Path) -> None:
+    (bundle / "manifest.json").unlink()
+    result = kvwitness("show", bundle)
+    assert result.exit_code == 2
+    assert "not a complete bundle" in result.stderr
 
 
 def test_verify(kvwitness: Command, bundle: Path) -> None:

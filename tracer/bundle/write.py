@@ -76,7 +76,7 @@ def check_destination(destination: Path, *, replace: bool = False) -> None:
     Raises :class:`BundleError`.
     """
     if not replace and _occupied(destination):
-        raise BundleError("something is there already", str(destination), "name another place, or allow replacing it")
+        raise BundleError("something is there already", str(destination), "name another place, or add --replace")
     if _occupied(destination) and not _looks_like_a_bundle(destination):
         raise BundleError("it is not a bundle and is not replaced", str(destination), "name another place")
     parent = _nearest_folder(destination)

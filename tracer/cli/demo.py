@@ -24,7 +24,9 @@ from kvwitness.tracer.stand.server import StandServerError
 
 
 @click.command()
-@click.option("--out", type=click.Path(path_type=Path), default=Path("out/demo"), show_default=True)
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Bundle to write.  [default: out/demo, with a fault out/demo-FAULT]"
+)
 @click.option(
     "--fault",
     type=click.Choice(list(VARIANTS)),
@@ -48,7 +50,7 @@ from kvwitness.tracer.stand.server import StandServerError
 @click.option("--second-hit", is_flag=True, help="Send A twice (write_through_selective needs it).")
 @json_option
 @click.pass_context
-def demo(ctx: click.Context, /, out: Path, fault: str, as_json: bool, **options: Any) -> None:
+def demo(ctx: click.Context, /, out: Path | None, fault: str, as_json: bool, **options: Any) -> None:
     """Start a real SGLang server with HiCache on the CPU, prove where A, B and C came from, keep the evidence.
 
     \b
@@ -57,6 +59,8 @@ def demo(ctx: click.Context, /, out: Path, fault: str, as_json: bool, **options:
       kvwitness demo --fault load-too-short
     """
     variant = VARIANTS[fault]
+    if out is None:
+        out = Path("out", "demo" if variant is PLAIN else f"demo-{fault}")
     with bundle_errors():
         check_destination(out, replace=True)
     try:
@@ -69,7 +73,7 @@ def demo(ctx: click.Context, /, out: Path, fault: str, as_json: bool, **options:
     except ServerUnavailable as error:
         raise UserError(str(error), "kvwitness demo", "look at the server's log") from error
     wrong = _wrong(result, fault, **options)
-    _report(result, wrong, as_json)
+    _report(result, fault, wrong, as_json)
     ctx.exit(1 if wrong else 0)
 
 
@@ -97,7 +101,7 @@ def _selective(write_policy: str, second_hit: bool, **_: Any) -> bool:
     return write_policy == "write_through_selective" and not second_hit
 
 
-def _report(result: DemoResult, wrong: list[str], as_json: bool) -> None:
+def _report(result: DemoResult, fault: str, wrong: list[str], as_json: bool) -> None:
     rows = rows_of(result.bundle.verdicts, result.run.records)
     shown = [row for row in rows if row.series]
     if as_json:
@@ -110,3 +114,5 @@ def _report(result: DemoResult, wrong: list[str], as_json: bool) -> None:
         note(f"{finding.severity.value}: {finding.message}")
     for line in wrong:
         note(f"not as expected: {line}")
+    if not wrong:
+        note(f"as expected (fault: {fault})")

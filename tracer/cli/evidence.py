@@ -9,9 +9,11 @@ import msgspec
 
 from kvwitness.collectors.journal import Journal, JournalUnreadable, parse_journal
 from kvwitness.tracer import judgement
+from kvwitness.tracer.bundle.layout import MANIFEST, REQUESTS, VERDICTS
 from kvwitness.tracer.bundle.read import is_bundle, open_bundle, recorded_journals
 from kvwitness.tracer.bundle.rows import one_of_series
 from kvwitness.tracer.bundle.snapshot import snapshot_bytes
+from kvwitness.tracer.bundle.verify import verify_bundle
 from kvwitness.tracer.cli.bundles import bundle_errors
 from kvwitness.tracer.cli.errors import UserError
 from kvwitness.tracer.cli.output import note
@@ -26,19 +28,30 @@ class Evidence(msgspec.Struct, frozen=True):
     verdicts: tuple[RequestVerdict, ...]
     requests: tuple[RequestRecord, ...]
     intact: bool | None
-    """Whether a bundle's files are as they were written; None for a folder of journals."""
+    """Whether a bundle verifies: files as written, verdicts that follow from them. None for a folder of journals."""
+
+    @property
+    def doubt(self) -> str:
+        """What has to stand before every sentence of a bundle that does not verify."""
+        return "NOT VERIFIED: " if self.intact is False else ""
 
 
 def load_evidence(path: Path) -> Evidence:
-    """Open ``path``. Raises :class:`UserError`; what is merely suspicious is noted on standard error."""
+    """Open ``path``. Raises :class:`UserError`.
+
+    A bundle is verified first (seconds): its stored sentences must not be shown as if they were proven.
+    """
     if is_bundle(path):
         with bundle_errors():
             bundle = open_bundle(path)
-        if bundle.changed:
-            note(f"warning: {path}: this bundle was changed ({bundle.changed[0]}); see `kvwitness verify {path}`")
-        return Evidence(str(path), bundle.verdicts, bundle.requests, not bundle.changed)
+            report = verify_bundle(path)
+        if not report.ok:
+            note(f"error: {path}: this bundle does not verify ({report.problems[0]}); see `kvwitness verify {path}`")
+        return Evidence(str(path), bundle.verdicts, bundle.requests, report.ok)
     if not path.is_dir():
-        raise UserError("there is nothing", str(path), "name a bundle or the folder that the server records into")
+        raise UserError("no such file or folder", str(path), "name a bundle or the folder that the server records into")
+    if (path / REQUESTS).exists() or (path / VERDICTS).exists():
+        raise UserError(f"{MANIFEST} is missing: not a complete bundle", str(path), f"see `kvwitness verify {path}`")
     journals = read_folder(path)
     return Evidence(str(path), judgement.judge(journals).verdicts, (), None)
 
@@ -55,7 +68,7 @@ def read_folder(folder: Path) -> list[Journal]:
         raise UserError(
             "there are no journals",
             str(folder),
-            f"start the server with `kvwitness serve --dir {folder} -- ...` and send it a request",
+            "name the folder that `kvwitness serve` printed; if it is this one, no SGLang process loaded the hooks",
         )
     return journals
 
@@ -68,7 +81,8 @@ def find_request(evidence: Evidence, wanted: str) -> RequestVerdict:
     rids = list(dict.fromkeys(verdict.rid for verdict in evidence.verdicts))
     rid = _choose(wanted, rids, evidence.requests)
     if rid is None:
-        raise UserError(f"no request {wanted!r}", evidence.path, f"`kvwitness show {evidence.path}` lists them")
+        hint = "" if evidence.requests else " (names of series, A for example, are known in bundles only)"
+        raise UserError(f"no request {wanted!r}", evidence.path, f"`kvwitness show {evidence.path}` lists them{hint}")
     latest = {verdict.rid: verdict for verdict in evidence.verdicts}
     if rid not in latest:
         raise UserError(
@@ -83,9 +97,11 @@ def _choose(wanted: str, rids: Sequence[str], records: Sequence[RequestRecord]) 
         return wanted
     of_series = one_of_series(records, wanted)
     if of_series is not None:
+        if (count := sum(record.series == wanted for record in records)) > 1:
+            note(f"{of_series.rid} is one of {count} requests of the series {wanted}")
         return of_series.rid
     begins = [rid for rid in known if rid.startswith(wanted)]
     if len(begins) > 1:
-        shown = ", ".join(begins[:3])
+        shown = ", ".join(begins[:3]) + (", ..." if len(begins) > 3 else "")
         raise UserError(f"{len(begins)} requests begin with it ({shown})", f"--rid {wanted}", "give more of the id")
     return begins[0] if begins else None

@@ -27,6 +27,13 @@ def unmet_expectations(verdicts: Sequence[RequestVerdict], records: Sequence[Req
     return tuple(lines)
 
 
+def met_expectations() -> str:
+    """The line for a run in which nothing is unmet."""
+    return "as expected: " + ", ".join(
+        f"{series} {tier.value}{'' if tier is Tier.RECOMPUTED else ' confirmed'}" for series, tier in EXPECTED.items()
+    )
+
+
 def _unmet(verdict: RequestVerdict | None, tier: Tier) -> str | None:
     if verdict is None:
         return f"expected {tier.value}, there is no verdict"

@@ -24,11 +24,13 @@ _ANSWER = {True: ("agrees", "green"), False: ("DISAGREES", "bold red"), None: ("
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--rid", required=True, help="Request id, the unique beginning of one, or a series (A, B, C).")
 @json_option
-def explain(path: Path, rid: str, as_json: bool) -> None:
+@click.pass_context
+def explain(ctx: click.Context, path: Path, rid: str, as_json: bool) -> None:
     """Explain the verdict about one request in PATH, a bundle or a folder of journals.
 
     Shows the claim for each token range, what was seen for each link of its chain of evidence with the
     numbers of the recorded events, what is missing and how to obtain it, and what other witnesses say.
+    The exit code is 1 for a bundle that does not verify, and the sentence then says so.
 
     \b
     Example:
@@ -38,12 +40,13 @@ def explain(path: Path, rid: str, as_json: bool) -> None:
     verdict = find_request(evidence, rid)
     if as_json:
         print_json({"path": evidence.path, "intact": evidence.intact, "verdict": verdict})
-        return
-    _print(console(), verdict)
+    else:
+        _print(console(), verdict, evidence.doubt)
+    ctx.exit(1 if evidence.intact is False else 0)
 
 
-def _print(out: Console, verdict: RequestVerdict) -> None:
-    out.print(Text.assemble((verdict.sentence, f"bold {GRADE_STYLE[verdict.grade]}")))
+def _print(out: Console, verdict: RequestVerdict, doubt: str) -> None:
+    out.print(Text.assemble((doubt, "bold red"), (verdict.sentence, f"bold {GRADE_STYLE[verdict.grade]}")))
     out.print(Text(_about(verdict), style="dim"))
     out.print(_range_table(verdict.ranges))
     for piece in verdict.ranges:

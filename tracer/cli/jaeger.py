@@ -55,9 +55,12 @@ def jaeger(bundle: Path, module: Path, no_wait: bool, as_json: bool) -> None:
                 for name, link in links.items():
                     click.echo(f"{name:<14} {link}")
                 click.echo(f"{'web page':<14} {process.query_url}/search?service=sglang")
+                click.echo(f"{'OTLP/HTTP':<14} {process.otlp_http}")
             if not no_wait:
                 note("Jaeger stays up until Ctrl-C")
                 _wait_for_interrupt()
+            elif not as_json:
+                note("Jaeger has ended; without --no-wait it stays up, and these links with it")
     except JaegerUnavailable as error:
         raise UserError(str(error), "kvwitness jaeger", "install Go, or name a Jaeger v2 in JAEGER_BIN") from error
     except JaegerError as error:

@@ -17,7 +17,7 @@ from kvwitness.tracer.bundle.rows import rows_of
 from kvwitness.tracer.bundle.write import BundleInfo, check_destination, write_bundle
 from kvwitness.tracer.cli.bundles import bundle_errors
 from kvwitness.tracer.cli.errors import UserError
-from kvwitness.tracer.cli.expect import unmet_expectations
+from kvwitness.tracer.cli.expect import met_expectations, unmet_expectations
 from kvwitness.tracer.cli.output import console, json_option, note, print_json
 from kvwitness.tracer.cli.table import request_table
 from kvwitness.tracer.protocol.abc import AbcRun, Progress, UnfitServer, run_abc
@@ -106,6 +106,8 @@ def abc_command(
             info = write_bundle(out, inputs, spans=span_lines, replace=replace)
     unmet = unmet_expectations(info.verdicts, done.records) if expect else ()
     _report(done, info, unmet, as_json)
+    if expect and not unmet and not done.stopped:
+        note(met_expectations())
     ctx.exit(1 if unmet or done.stopped else 0)
 
 
@@ -114,10 +116,19 @@ def _find_journals_folder(url: str, named: Path | None) -> tuple[Path | None, st
     if named is not None:
         if not named.is_dir():
             raise UserError("there is no such folder", str(named), "name the folder that `kvwitness serve` printed")
+        if not recorded_journals(named):
+            raise UserError(
+                "there are no journals",
+                str(named),
+                "name the folder that `kvwitness serve` printed",
+            )
         return named, f"{named} (named)"
     found = locate_kvwitness_dir(url)
     if found.path is None:
-        note(f"warning: no journals, so nothing can be confirmed: {found.reason}; name the folder with --dir")
+        note(
+            f"warning: no journals, so nothing can be confirmed: {found.reason}; "
+            "start the server with `kvwitness serve`, or name its folder with --dir"
+        )
         return None, f"none: {found.reason}"
     return found.path, f"{found.path} (found through the server's processes)"
 
@@ -153,8 +164,11 @@ def _report(done: AbcRun, info: BundleInfo, unmet: Sequence[str], as_json: bool)
             }
         )
     else:
-        console().print(request_table(rows))
+        ours = [row for row in rows if row.series]
+        console().print(request_table(ours))
         click.echo(f"bundle: {info.path}")
+        if others := len(rows) - len(ours):
+            click.echo(f"        also holds {others} other requests of this server: kvwitness show {info.path}")
     for finding in done.findings:
         note(f"{finding.severity.value}: {finding.message}")
     if done.stopped:

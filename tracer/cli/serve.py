@@ -12,6 +12,7 @@ from typing import Final
 
 import click
 
+from kvwitness.collectors.journal import find_journals
 from kvwitness.tracer.cli.errors import UserError
 from kvwitness.tracer.cli.output import json_option, note, print_json
 from kvwitness.tracer.stand.paths import stand_path
@@ -57,7 +58,10 @@ def serve(ctx: click.Context, directory: Path | None, command: tuple[str, ...], 
         print_json({"directory": str(target)})
     else:
         note(f"kvwitness records into {target}")
-    ctx.exit(run_child(command, child_environment(os.environ, target, way_in)))
+    code = run_child(command, child_environment(os.environ, target, way_in))
+    if not as_json and not find_journals(target):
+        note(f"nothing was recorded into {target}: no SGLang process that loads the hooks was seen")
+    ctx.exit(code)
 
 
 def child_environment(outer: Mapping[str, str], directory: Path, way_in: Path) -> dict[str, str]:

@@ -15,8 +15,11 @@ from kvwitness.tracer.cli.table import request_table
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path))
 @json_option
-def show(path: Path, as_json: bool) -> None:
+@click.pass_context
+def show(ctx: click.Context, path: Path, as_json: bool) -> None:
     """Show every request in PATH: a bundle, or the folder that a server records into (also while it runs).
+
+    The exit code is 1 for a bundle that does not verify, and every sentence then says so.
 
     \b
     Example:
@@ -26,5 +29,8 @@ def show(path: Path, as_json: bool) -> None:
     rows = rows_of(evidence.verdicts, evidence.requests)
     if as_json:
         print_json({"path": evidence.path, "intact": evidence.intact, "requests": rows})
-        return
-    console().print(request_table(rows))
+    elif rows:
+        console().print(request_table(rows, doubt=evidence.doubt))
+    else:
+        click.echo(f"no requests yet in {path}")
+    ctx.exit(1 if evidence.intact is False else 0)

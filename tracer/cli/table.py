@@ -23,8 +23,11 @@ GRADE_STYLE: Final[dict[Grade, str]] = {
 }
 
 
-def request_table(rows: Sequence[Row]) -> Table:
-    """All requests, one line each. The column for unknown tokens is there when a request has some."""
+def request_table(rows: Sequence[Row], *, doubt: str = "") -> Table:
+    """All requests, one line each. The column for unknown tokens is there when a request has some.
+
+    ``doubt`` is put before every sentence.
+    """
     with_unknown = any(row.unknown for row in rows)
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("request", overflow="fold")
@@ -41,7 +44,7 @@ def request_table(rows: Sequence[Row]) -> Table:
             str(row.prompt),
             *("-" if count is None else str(count) for count in counts),
             grade_text(row.grade),
-            Text(row.sentence),
+            Text(doubt + row.sentence),
         )
     return table
 

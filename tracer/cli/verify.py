@@ -35,5 +35,6 @@ def verify(ctx: click.Context, bundle: Path, as_json: bool) -> None:
         if report.ok:
             click.echo(f"ok: {report.files} files unchanged, {report.verdicts} verdicts follow from the evidence")
         else:
-            click.echo(f"NOT OK: {len(report.problems)} problems in {bundle}")
+            count = len(report.problems)
+            click.echo(f"NOT OK: {count} problem{'' if count == 1 else 's'} in {bundle}")
     ctx.exit(0 if report.ok else 1)
