@@ -37,11 +37,14 @@ def shared_prefix(a: Chain | None, b: Chain | None, position: int) -> int | None
     if not a.grid or a.grid != b.grid:
         return None
     cell, rest = divmod(position, a.grid)
-    if cell > len(a.cells) or cell > len(b.cells):
-        return None
+    both = min(cell, len(a.cells), len(b.cells))
     # The last one decides, as each covers all before it. A difference before it is no honest record of equal prefixes.
-    if cell and (a.cells[cell - 1] != b.cells[cell - 1] or a.cells[:cell] != b.cells[:cell]):
+    if both and (a.cells[both - 1] != b.cells[both - 1] or a.cells[:both] != b.cells[:both]):
         return -1
+    if any(at <= position and b.points.get(at, digest) != digest for at, digest in a.points.items()):
+        return -1
+    if both < cell:
+        return None
     if not rest:
         return position
     at_a, at_b = a.points.get(position), b.points.get(position)

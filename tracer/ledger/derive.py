@@ -27,6 +27,9 @@ ANCHOR_POOL = 0
 """Number of the host pool whose slots are the identity of full-attention KV."""
 
 
+_LEFT_L1 = (ev.Eviction.DEMOTED, ev.Eviction.DROPPED, ev.Eviction.DROPPED_HOST_PRESSURE)
+
+
 @dataclass(slots=True)
 class _OpenBackup:
     queued: ev.BackupQueued
@@ -213,7 +216,7 @@ class Ledger:
         self._epochs.append(ft.EpochFact(self._epoch, moment))
         page = self._host.page
         self._tree = TreeView(self._epoch, self._residencies.append)
-        self._host = HostView(page, self._residencies.append)
+        self._host = HostView(page, self._residencies.append, self._host.available)
         self._pending_backups.clear()
         self._pending_loads.clear()
         self._lost_while_copying(None)
@@ -262,6 +265,8 @@ class Ledger:
             chain.points[event.position] = event.digests[0]
 
     def _matched(self, event: ev.Matched, moment: ft.Moment) -> None:
+        if self._nameless(event):
+            return
         chain = self._chain(event.req)
         if event.purpose != ev.MatchPurpose.ADMISSION:
             self._tree.follow(event.path, chain)
@@ -287,6 +292,13 @@ class Ledger:
         request.decision = None
         # Matched in another epoch than it was queued in: what counts is the cache that answered.
         request.epoch = self._epoch
+
+    def _nameless(self, event: ev.Inserted | ev.Matched) -> bool:
+        """An event for a request whose name was not recorded: whose tokens its path holds is not known."""
+        if event.req and self._name(event.req) is None:
+            self._gap(event.seq, f"event {event.seq} is about a request without a name")
+            return True
+        return False
 
     def _compare(self, path: tuple[ev.PathNode, ...], moment: ft.Moment) -> None:
         """The tree's own word on what is in L1, against what the events say: where they differ, some are missing."""
@@ -329,6 +341,7 @@ class Ledger:
             if chunk.batch == event.batch and chunk.done is None:
                 chunk.done, chunk.output_tokens = moment, event.output_tokens
                 return
+        self._gap(event.seq, f"the result of a prefill of {request.rid} that was not launched, or not once more")
 
     def _released(self, event: ev.Released, moment: ft.Moment) -> None:
         request = self._request(event.req, moment)
@@ -351,7 +364,11 @@ class Ledger:
 
     def _inserted(self, event: ev.Inserted, moment: ft.Moment) -> None:
         request = self._request(event.req, moment)
-        computed = request.computed() if request is not None else None
+        if self._nameless(event):
+            return
+        computed = request.computed() if request is not None and request.released is None else None
+        if computed is not None and self._epochs and computed.moment.seq < self._epochs[-1].begin.seq:
+            computed = None  # Computed into a cache that was emptied since.
         chain = self._chain(event.req)
         self._tree.inserted(event.path, chain, self._name(event.req), computed, moment)
         self._compare(event.path, moment)
@@ -365,6 +382,10 @@ class Ledger:
         self._evicting.append(call)
 
     def _evicted(self, event: ev.EvictedL1, moment: ft.Moment) -> None:
+        if event.how in _LEFT_L1:
+            wrong = self._tree.impossible(event.node, event.start, event.end)
+            if wrong is not None:
+                self._gap(event.seq, wrong)
         owner = self._tree.evicted(event.node, event.start, event.end, event.how, event.call, moment)
         call = self._evictions.get(event.call)
         victim = ft.Victim(moment, event.node, owner, event.start, event.end, event.how, event.tokens)
@@ -414,6 +435,9 @@ class Ledger:
         return None if event.write_back else self._chain(event.req)
 
     def _transfer_started(self, event: ev.TransferStarted, moment: ft.Moment) -> None:
+        if event.direction not in self._launched:
+            self._gap(event.seq, f"transfer {event.transfer} copies in a direction that this version does not know")
+            return
         # A launch takes everything that waits. Where it does not add up, something was not recorded since the last.
         since, self._launched[event.direction] = self._launched.get(event.direction, 0), event.seq
         wrong = self._start(event, moment)
@@ -445,6 +469,8 @@ class Ledger:
                     tokens += backup.queued.tokens
             left_out = [b.queued.node for b in waiting if b.started is None]
             queued = len(waiting) - len(left_out)
+            for number, pending_backups in self._pending_backups.items():
+                self._pending_backups[number] = [b for b in pending_backups if b.started is not None]
         else:
             loads: list[_OpenLoad] = []
             for node in event.nodes:
@@ -458,6 +484,7 @@ class Ledger:
             self._transfers[event.transfer] = (event, loads)
             left_out = [node for node, pending in self._pending_loads.items() if pending]
             queued = len(loads)
+            self._pending_loads.clear()
         if left_out:
             return f"leaves out node {left_out[0]}, which was queued"
         if queued != len(event.nodes):
@@ -470,6 +497,9 @@ class Ledger:
             self._gap(event.seq, f"a backup of node {event.node} was acknowledged that was never queued")
             return
         backup = pending.pop(0)
+        if backup.started is None:
+            self._gaps.append((backup.moment.seq, event.seq, f"the copy of node {event.node} was never launched"))
+            return
         if backup.transfer != event.transfer:
             self._gap(event.seq, f"the acknowledgement of node {event.node} names another transfer")
             return
@@ -491,6 +521,8 @@ class Ledger:
             self._gap(event.seq, "a load-back was queued for a request that was not matched")
         else:
             path = request.match.path
+            if request.admitted is not None or not _tiles(path, event.start, event.end):
+                self._gap(event.seq, "a load-back was queued for tokens that its request's match did not find")
         segments = tuple(self._with_tail(segment, path) for segment in segments)
         load = _OpenLoad(event, self._epoch, rid, moment, segments, path)
         self._tree.loading(event.start, event.end, path, event.seq, moment)
@@ -641,6 +673,12 @@ class Ledger:
 def _told(tokens: int) -> int | None:
     """A number that the server told; SGLang before 0.5.9 does not tell tokens by tier (negative)."""
     return None if tokens < 0 else tokens
+
+
+def _tiles(path: tuple[ev.PathNode, ...], start: int, end: int) -> bool:
+    """Whether whole nodes of a path make up ``[start, end)``."""
+    inside = [step for step in path if start <= step.start and step.end <= end]
+    return sum(step.end - step.start for step in inside) == end - start > 0
 
 
 def _overlap(a: tuple[ev.Run, ...], b: tuple[ev.Run, ...]) -> bool:

@@ -34,21 +34,22 @@ def pages(runs: Iterable[Run], page: int) -> Iterator[int]:
 class HostView:
     """The anchor host pool of the current epoch, page by page."""
 
-    def __init__(self, page: int, close: Callable[[Residency], None]) -> None:
+    def __init__(self, page: int, close: Callable[[Residency], None], available: int | None = None) -> None:
         self.page = max(page, 1)
         self._close = close
         self._held: dict[int, tuple[Content, int]] = {}
         """Page number -> content and the token position of the page's first slot."""
         self._fresh: set[int] = set()
         """Pages that were allocated and not written since."""
-        self._available: int | None = None
+        self.available = available
+        """The pool's own count of free slots, as last recorded. It goes on over resets of the tree."""
 
     # --- consistency ---------------------------------------------------------------------------------
 
     def count(self, available: int, change: int) -> str | None:
         """Check the pool's own count of free slots against the events; a text when they do not fit."""
-        expected = None if self._available is None else self._available + change
-        self._available = available
+        expected = None if self.available is None else self.available + change
+        self.available = available
         if expected is not None and expected != available:
             return f"the host pool has {available} free slots where the events say {expected}"
         return None
@@ -136,7 +137,6 @@ class HostView:
             self._end(content, positions, held, until)
         self._held.clear()
         self._fresh.clear()
-        self._available = None
 
     # --- questions -----------------------------------------------------------------------------------
 

@@ -57,7 +57,8 @@ class OpenRequest:
         for chunk in self.chunks:
             if chunk.start != position:
                 break
-            position, whole = chunk.end, chunk.last and chunk.end >= self.prompt_tokens
+            position = chunk.end
+            whole = chunk.last and chunk.end >= self.prompt_tokens and chunk.done is not None
         return Computed(first.start, None if whole else position, first.moment)
 
     def freeze(self, traceparent: str | None) -> RequestFacts:

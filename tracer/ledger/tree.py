@@ -45,7 +45,7 @@ class Computed:
 
     start: int
     end: int | None
-    """None: up to the end of the prompt, and whatever was generated behind it."""
+    """None: up to the end of the prompt, and what was generated behind it since."""
     moment: Moment
 
 
@@ -57,6 +57,7 @@ class TreeView:
         self._close = close
         self._nodes: dict[int, Node] = {}
         self._by_start: dict[int, set[int]] = {}
+        self._moved: list[tuple[int, str]] = []
 
     # --- structure -----------------------------------------------------------------------------------
 
@@ -83,6 +84,9 @@ class TreeView:
                 self._move_start(node, step.start)
             elif (node.start, node.end) != (step.start, step.end):
                 node.known, node.doubt = False, True
+                last = node.evicted or node.resident
+                if last is not None:
+                    self._moved.append((last.seq, f"node {node.id} has other positions than it had"))
                 self._move_start(node, step.start)
                 node.end = step.end
             if node.chain is None:
@@ -215,7 +219,7 @@ class TreeView:
 
         From here on the ledger takes the tree's word, and does not know how it came about.
         """
-        found = []
+        found, self._moved = self._moved, []
         for step in path:
             node = self._nodes[step.node]
             if step.on_device and node.resident is None and node.load is None and node.evicted is not None:
@@ -227,6 +231,17 @@ class TreeView:
             elif not step.on_device and node.load is not None:
                 found.append((node.load, f"node {node.id} is not in L1, and a load-back of it was queued"))
         return found
+
+    def impossible(self, number: int, start: int, end: int) -> str | None:
+        """Why a node cannot leave L1 as an event says it does; None when it can."""
+        node = self._nodes.get(number)
+        if node is None or start < 0:
+            return None
+        if end != node.end or start < node.start:
+            return f"node {number} left L1 with other positions than it had"
+        if node.resident is None and node.load is None and node.evicted is not None:
+            return f"node {number} left L1 twice"
+        return None
 
     # --- questions -----------------------------------------------------------------------------------
 

@@ -12,7 +12,8 @@ _LEFT = (Eviction.DEMOTED, Eviction.DROPPED, Eviction.DROPPED_HOST_PRESSURE)
 
 
 def link_stay(evidence: Evidence, view: InstanceView, request: RequestFacts, start: int, end: int) -> None:
-    """Take the link "used" when ``[start, end)`` did not stay in L1 from the match to the last prefill's result.
+    """Take the link "used" when ``[start, end)`` did not stay in L1 from the match to the last prefill's result,
+    or when what was matched and loaded is not what the prefill began behind.
 
     SGLang locks what a request uses. Events that say otherwise do not explain themselves, and nothing is confirmed.
     """
@@ -24,6 +25,13 @@ def link_stay(evidence: Evidence, view: InstanceView, request: RequestFacts, sta
         if match.moment.seq < reset.seq < done:
             evidence.miss(Link.USED, "the cache was reset before the prefill had ended", match.moment, reset)
             return
+    loaded = sum(load.tokens for load in view.loads_of(request))
+    if request.chunks[0].start != match.device + loaded:
+        detail = (
+            f"{match.device} tokens matched in L1 and {loaded} loaded, the prefill began at {request.chunks[0].start}"
+        )
+        evidence.miss(Link.USED, detail, match.moment, request.chunks[0].moment)
+        return
     nodes = [node for node in match.nodes if node.start < end and start < node.end]
     numbers, owners = {node.node for node in nodes}, {node.owner for node in nodes}
     for victim in view.victims(match.moment.seq, done):
