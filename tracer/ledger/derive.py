@@ -197,6 +197,9 @@ class Ledger:
                     for h in facts["hooks"]
                 )
         elif event.kind == ev.FactKind.INSTANCE:
+            if self._transfer_numbers and "bytes_per_token" not in self._facts:
+                # Nothing was known to check them with.
+                self._gaps.append((0, event.seq, "transfers were recorded before what the instance is"))
             self._facts.update(facts)
             page = facts.get("page_size")
             if isinstance(page, int):

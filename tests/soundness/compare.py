@@ -1,0 +1,98 @@
+"""Product and oracle on the same journal: where do they differ?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+import msgspec
+from journal_tools import journal_of
+
+from kvwitness.collectors.journal import Gap, Journal
+from kvwitness.patches.schema.events import Closed, Event
+from kvwitness.tracer.judgement import judge
+from kvwitness.tracer.model import Grade, RangeVerdict, RequestVerdict, Tier
+from soundness.oracle import Oracle
+from soundness.timeline import Attempt
+
+CLAIMED = (Grade.CONFIRMED, Grade.VERIFIED)
+ORACLE_TIERS = (Tier.L1, Tier.L2)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A range on which they differ. ``why``: the oracle's refusal, or what the product misses."""
+
+    rid: str
+    tier: str
+    start: int
+    end: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.rid[:8]} {self.tier} [{self.start}, {self.end}): {self.why}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All differences on one journal, and how many ranges were claimed and agreed on."""
+
+    false: tuple[Difference, ...]
+    missed: tuple[Difference, ...]
+    agreed: int
+
+
+@cache
+def _nothing() -> Journal:
+    return journal_of(())
+
+
+def journal_as_read(events: Sequence[Event]) -> Journal:
+    """What the reader makes of these events. In order, without a file in between: that is what costs most."""
+    ordered = all(a.seq < b.seq and a.t_ns <= b.t_ns for a, b in pairwise(events))
+    if not ordered or not events or events[0].seq < 1:
+        return journal_of(events)
+    gaps: list[Gap] = []
+    expected = 1
+    for event in events:
+        if event.seq > expected:
+            gaps.append(Gap(expected, event.seq - 1, "records missing"))
+        expected = event.seq + 1
+    empty = _nothing()
+    closed = isinstance(events[-1], Closed)
+    return msgspec.structs.replace(empty, events=tuple(events), gaps=tuple(gaps), closed=closed)
+
+
+def compare(events: Sequence[Event]) -> Outcome:
+    """Judge events as one thread wrote them, in this order."""
+    oracle = Oracle([events])
+    by_queue: dict[tuple[str, int], list[Attempt]] = {}
+    for attempt in oracle.attempts():
+        by_queue.setdefault((attempt.use.rid, attempt.queued.t_ns), []).append(attempt)
+    false: list[Difference] = []
+    missed: list[Difference] = []
+    agreed = 0
+    for verdict in judge([journal_as_read(events)]).verdicts:
+        known = by_queue.get((verdict.rid, verdict.queued_ns or 0))
+        attempt = known.pop(0) if known else None
+        for r in verdict.ranges:
+            if r.tier not in ORACLE_TIERS:
+                continue
+            why = (
+                "the oracle knows no such request"
+                if attempt is None
+                else oracle.refusal(attempt, r.tier.value, r.start, r.end)
+            )
+            if r.grade in CLAIMED and why is not None:
+                false.append(_difference(verdict, r, why))
+            elif r.grade in CLAIMED:
+                agreed += 1
+            elif why is None:
+                missed.append(_difference(verdict, r, ", ".join(sorted({m.link.value for m in r.missing})) or r.detail))
+    return Outcome(tuple(false), tuple(missed), agreed)
+
+
+def _difference(verdict: RequestVerdict, r: RangeVerdict, why: str) -> Difference:
+    return Difference(verdict.rid, r.tier.value, r.start, r.end, why)

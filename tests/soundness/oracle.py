@@ -1,0 +1,483 @@
+"""An independent judge of claims, slow and obvious: brute force over the list of events.
+
+It answers one question, per page of tokens: do the recorded events establish that this tier served them? It
+was written from docs/evidence-model.md and the event schema, and shares no code with the ledger or the verdicts.
+Where the model leaves room it takes the stricter reading.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from kvwitness.patches.schema import events as ev
+from soundness.timeline import TREE_FAMILY, Attempt, Copy, Timeline, Use, reach
+
+LINKS = {
+    "L1": ("born", "resident_l1", "left_l1", "used", "epoch"),
+    "L2": ("born", "backed_up", "left_l1", "resident_l2", "read", "used", "epoch"),
+}
+EDGES: dict[type[ev.Event], tuple[str, ...]] = {
+    ev.Matched: ("device", "host"),
+    ev.LoadBackDecided: ("promised", "loaded"),
+    ev.Admission: ("prefix", "end"),
+    ev.Prefill: ("start", "end"),
+    ev.EvictedL1: ("start", "end"),
+    ev.BackupQueued: ("start", "end"),
+    ev.LoadQueued: ("start", "end"),
+    ev.Queued: ("prompt_tokens",),
+}
+"""Fields that are positions."""
+GONE = (ev.Eviction.DEMOTED, ev.Eviction.DROPPED, ev.Eviction.DROPPED_HOST_PRESSURE)
+
+
+class Refused(Exception):
+    """The events do not establish the claim; the argument says why."""
+
+
+@dataclass
+class L1Event:
+    """Something that put a block into L1 or took it out."""
+
+    seq: int
+    there: bool
+    how: int = 0
+    insert: ev.Inserted | None = None
+    use: Use | None = None
+    load: Copy | None = None
+
+
+class Oracle:
+    """Checks claims about one scheduler's journal."""
+
+    def __init__(self, lanes: Sequence[Sequence[ev.Event]]) -> None:
+        self.line = Timeline(lanes)
+        self.page = self.line.page
+        self._reach: dict[tuple[int, int], tuple[int, int | None]] = {}
+        self._edges: list[int] | None = None
+
+    def same(self, a: Use, b: Use, position: int) -> bool | None:
+        """Are the first ``position`` tokens of two sequences equal? None: the digests do not say."""
+        if a is b:
+            return True
+        key = (id(a), id(b))
+        if key not in self._reach:
+            self._reach[key] = reach(a, b)
+        equal, different = self._reach[key]
+        if different is not None and different <= position:
+            return False
+        return True if position <= equal else None
+
+    def attempts(self) -> Iterator[Attempt]:
+        """The attempt that counts of every use of a request id: the last one. In the order of queueing."""
+        for use in self.line.uses:
+            yield use.attempts[-1]
+
+    def refusal(self, attempt: Attempt, tier: str, start: int, end: int) -> str | None:
+        """Why the events do not establish that ``tier`` served ``[start, end)``; None when they do."""
+        try:
+            if start >= end:
+                raise Refused("an empty range")
+            self._instance(tier)
+            for low in self._samples(start, end):
+                self._page(attempt, tier, low, min(low + self.page, end))
+        except Refused as why:
+            return str(why)
+        return None
+
+    def _samples(self, start: int, end: int) -> list[int]:
+        """The pages to look at: every one that differs from its neighbour in any way that could matter."""
+        if self._edges is None:
+            self._edges = sorted(self._all_edges())
+        found: list[int] = []
+        before: object = None
+        for low in range(start, end, self.page):
+            kind = (bisect_right(self._edges, low), bisect_left(self._edges, low + self.page), self._slots_at(low))
+            if kind != before or low + self.page >= end:
+                found.append(low)
+            before = kind
+        return found
+
+    def _all_edges(self) -> set[int]:
+        edges: set[int] = set()
+        for event in self.line.events:
+            for name in EDGES.get(type(event), ()):
+                edges.add(getattr(event, name))
+            if isinstance(event, ev.Matched):
+                edges.add(event.device + event.host)
+            for step in getattr(event, "path", ()):
+                edges.update((step.start, step.end))
+        for a, b in combinations(self.line.uses, 2):
+            edges.update(at for at in reach(a, b) if at is not None)
+        return edges
+
+    def _slots_at(self, low: int) -> object:
+        """What happened to the host pages that were ever read as this position, and whether they were written so."""
+        found = []
+        for load in self.line.copies:
+            if isinstance(load.queued, ev.LoadQueued) and load.queued.start <= low < load.queued.end:
+                number = load.page_of(low, self.page)
+                told = self.line.pages.get(number, []) if number is not None else []
+                found.append(
+                    [(e.seq, e.what, e.copy is not None and e.copy.page_of(low, self.page) == number) for e in told]
+                )
+        return found
+
+    # --- the instance --------------------------------------------------------------------------------
+
+    def _instance(self, tier: str) -> None:
+        line = self.line
+        if line.hooks is None:
+            raise Refused("no coverage: which hooks were there is not known")
+        facts = line.instance
+        if not facts.get("page_size") or not facts.get("bytes_per_token"):
+            raise Refused("no facts of the instance")
+        if tier == "L2" and facts.get("host_memory_mode", "cache") != "cache":
+            raise Refused("host memory is transit here")
+        ranks = facts.get("ranks") or {}
+        if (ranks.get("attn_tp_size") or ranks.get("tp_size") or 1) * (ranks.get("pp_size") or 1) != 1:
+            raise Refused("other ranks were not recorded")
+        family = facts.get("family") or TREE_FAMILY.get(facts.get("tree_class", ""), "")
+        for link in LINKS.get(tier, ()):
+            hooks = [h for h in line.hooks if link in h["links"] and h.get("family", "common") in ("common", family)]
+            if not hooks:
+                raise Refused(f"no hook records {link}")
+            for hook in hooks:
+                if hook["status"] != "installed":
+                    raise Refused(f"{hook['name']} was not installed")
+                if hook["name"] in line.failed:
+                    raise Refused(f"{hook['name']} failed")
+
+    # --- one page ------------------------------------------------------------------------------------
+
+    def _page(self, attempt: Attempt, tier: str, low: int, high: int) -> None:
+        needed: list[ev.Event] = []
+        match, admission = self._admitted(attempt)
+        epoch = self.line.epoch_of[match.seq]
+        step = next((n for n in match.path if n.start <= low and high <= n.end), None)
+        if step is None:
+            raise Refused("no node of the matched path holds it")
+        needed += [match, admission]
+        chunks = self._used(attempt, match, admission, high)
+        needed += [e for pair in chunks for e in pair]
+        first, last = chunks[0][0].seq, max(done.seq for _, done in chunks)
+        if any(match.seq < seq < last for seq in self.line.resets):
+            raise Refused("the cache was reset before the prefill had ended")
+        history = self._history(attempt.use, match, epoch, low, high)
+        for entry in history:
+            if not entry.there and match.seq < entry.seq < last:
+                raise Refused("evicted from L1 before the prefill had ended")
+        if tier == "L1":
+            if not (high <= match.device and step.on_device):
+                raise Refused("not matched in L1")
+            needed += self._in_l1(attempt, match, history, first, low, high)
+        else:
+            if not (match.device <= low and high <= match.device + match.host and not step.on_device):
+                raise Refused("not matched in L2")
+            needed += self._from_l2(attempt, match, admission, epoch, history, low, high)
+        self._whole(needed)
+        self._witness(attempt, match, admission)
+
+    def _admitted(self, attempt: Attempt) -> tuple[ev.Matched, ev.Admission]:
+        if attempt.interrupted:
+            raise Refused("the request's id was in use twice at a time")
+        admission = next((e for e in attempt.events if isinstance(e, ev.Admission) and e.admitted), None)
+        if admission is None:
+            raise Refused("not admitted")
+        matches = [
+            e
+            for e in attempt.events
+            if isinstance(e, ev.Matched) and e.purpose == ev.MatchPurpose.ADMISSION and e.seq < admission.seq
+        ]
+        if not matches:
+            raise Refused("no match before the admission")
+        if any(isinstance(e, ev.AbortedInQueue) for e in attempt.events):
+            raise Refused("aborted in the queue")
+        if any(isinstance(e, ev.Released) and e.state == ev.ReleaseState.ABORTED for e in attempt.events):
+            raise Refused("aborted")
+        match = matches[-1]
+        if self.line.epoch_of[match.seq] != self.line.epoch_of[admission.seq]:
+            raise Refused("reset between match and admission")
+        position = 0
+        for step in match.path:
+            if step.start != position or step.end <= step.start:
+                raise Refused("the matched path has a hole")
+            position = step.end
+        if position < match.device + match.host:
+            raise Refused("the matched path is shorter than what was matched")
+        return match, admission
+
+    def _loads(self, attempt: Attempt, match: ev.Matched, admission: ev.Admission) -> list[Copy]:
+        return [
+            c
+            for c in self.line.copies
+            if c.attempt is attempt and isinstance(c.queued, ev.LoadQueued) and match.seq < c.queued.seq < admission.seq
+        ]
+
+    def _used(
+        self, attempt: Attempt, match: ev.Matched, admission: ev.Admission, high: int
+    ) -> list[tuple[ev.Prefill, ev.PrefillDone]]:
+        """The passes that computed the rest: without a hole, from behind the range to the prompt's end."""
+        passes = [e for e in attempt.events if isinstance(e, ev.Prefill)]
+        dones = [e for e in attempt.events if isinstance(e, ev.PrefillDone)]
+        if not passes:
+            raise Refused("no prefill")
+        if len({p.batch for p in passes}) != len(passes):
+            raise Refused("a batch twice")
+        loaded = sum(c.queued.tokens for c in self._loads(attempt, match, admission))
+        position = match.device + loaded
+        if admission.prefix != position:
+            raise Refused("admitted with another prefix than matched and loaded")
+        if high > position:
+            raise Refused("beyond the reused prefix")
+        pairs = []
+        for number, prefill in enumerate(passes):
+            if prefill.seq < admission.seq:
+                raise Refused("computed before it was admitted")
+            if prefill.start != position or prefill.end <= prefill.start:
+                raise Refused("the passes leave a hole, or compute reused tokens")
+            if bool(prefill.last) != (number == len(passes) - 1):
+                raise Refused("the last pass is not the last")
+            position = prefill.end
+            done = [d for d in dones if d.batch == prefill.batch and d.seq > prefill.seq]
+            if not done:
+                raise Refused("a pass whose result was never processed")
+            pairs.append((prefill, done[0]))
+        last = max(done.seq for _, done in pairs)
+        if len([d for d in dones if d.seq <= last]) != len(pairs):
+            raise Refused("results of a batch twice, or of another batch")
+        prompt = attempt.queued.prompt_tokens
+        if position < prompt or (position > prompt and not attempt.queued.retracted):
+            raise Refused("prompt is not device + loaded + recomputed")
+        if pairs[-1][1].output_tokens < 1:
+            raise Refused("the prefill had no result")
+        return pairs
+
+    # --- L1 ------------------------------------------------------------------------------------------
+
+    def _is(self, use: Use, match: ev.Matched, epoch: int, node: int, low: int, high: int) -> bool | None:
+        """Does ``node`` hold ``use``'s tokens up to ``high``? None: nothing recorded says so."""
+        seen = [s for s in self.line.sightings.get((epoch, node), []) if s.seq <= match.seq]
+        on_path = any(n.node == node and n.start <= low and high <= n.end for n in match.path)
+        answers = [self.same(s.use, use, high) for s in seen]
+        if on_path and len({s.step.end for s in seen}) > 1:
+            raise Refused(f"node {node} was seen with two ends")
+        if on_path and False in answers:
+            raise Refused(f"node {node} was seen for two prefixes")
+        if False in answers:
+            return False
+        if on_path or True in answers:
+            return True
+        holders = [n.node for n in match.path if n.start <= low and high <= n.end]
+        return True if any(node in self.line.ancestors(epoch, holder) for holder in holders) else None
+
+    def _history(self, use: Use, match: ev.Matched, epoch: int, low: int, high: int) -> list[L1Event]:
+        """Everything that put the block into L1 or took it out, in order."""
+        found: list[L1Event] = []
+        for when, insert, owner in self.line.inserts:
+            for step in insert.path if when == epoch else ():
+                if step.start <= low and high <= step.end and self._is(use, match, epoch, step.node, low, high):
+                    equal = self.same(owner, use, high)
+                    if equal is False:
+                        continue
+                    found.append(L1Event(insert.seq, bool(step.on_device), insert=insert, use=owner))
+        for when, gone in self.line.evicted:
+            if when != epoch or gone.how not in GONE:
+                continue
+            seen = [s.step for s in self.line.sightings.get((epoch, gone.node), []) if s.seq <= match.seq]
+            if not seen and gone.seq < match.seq:
+                # No path led through it, the matched one neither: a split leaves both parts on the path.
+                continue
+            known = gone.start >= 0 and gone.end > gone.start
+            low_end = gone.start if known else min((s.start for s in seen), default=0)
+            high_end = gone.end if known else max((s.end for s in seen), default=high)
+            if not (low_end < high and low < high_end):
+                continue
+            ours = self._is(use, match, epoch, gone.node, low, high)
+            if ours is None and seen and self._coexisted(match, epoch, gone.node, gone.seq, low):
+                continue
+            if ours is not False:
+                whole = low_end <= low and high <= high_end
+                found.append(L1Event(gone.seq, False, how=gone.how if whole and seen else 0))
+        for copy in self.line.copies:
+            load = copy.queued
+            if copy.epoch != epoch or not isinstance(load, ev.LoadQueued) or copy.use is None:
+                continue
+            if not (load.start <= low and high <= load.end):
+                continue
+            matches = [e for e in copy.attempt.events if isinstance(e, ev.Matched)] if copy.attempt else []
+            nodes = [n.node for m in matches for n in m.path if n.start <= low and high <= n.end and m.seq < load.seq]
+            ours = self._is(use, match, epoch, nodes[-1], low, high) if nodes else None
+            if ours is None and nodes and self._coexisted(match, epoch, nodes[-1], load.seq, low):
+                continue
+            if ours is not False:
+                found.append(L1Event(load.seq, True, load=copy))
+        return sorted(found, key=lambda entry: entry.seq)
+
+    def _coexisted(self, match: ev.Matched, epoch: int, other: int, seq: int, low: int) -> bool:
+        """The node on the path that holds ``low`` was there beside ``other`` at event ``seq``: they are two."""
+        on_path = [n.node for n in match.path if n.start <= low < n.end and n.node != other]
+        held = {node for holder in on_path for node in (holder, *self.line.ancestors(epoch, holder))} - {other}
+        return any(
+            s.seq < seq and s.step.start <= low < s.step.end
+            for node in held
+            for s in self.line.sightings.get((epoch, node), [])
+        )
+
+    def _born(self, use: Use, before: int, epoch: int, low: int, high: int) -> list[ev.Prefill]:
+        """The passes in which ``use`` itself computed the block."""
+        return [
+            e
+            for attempt in use.attempts
+            for e in attempt.events
+            if isinstance(e, ev.Prefill)
+            and e.start <= low
+            and high <= e.end
+            and e.seq < before
+            and self.line.epoch_of[e.seq] == epoch
+        ]
+
+    def _in_l1(
+        self, attempt: Attempt, match: ev.Matched, history: list[L1Event], first: int, low: int, high: int
+    ) -> list[ev.Event]:
+        epoch = self.line.epoch_of[match.seq]
+        why = "nothing recorded put it into L1"
+        best: list[ev.Event] = []
+        for entry in reversed([e for e in history if e.seq < match.seq]):
+            if not entry.there:
+                why = why if best else f"{why} after event {entry.seq} had taken it out"
+                break
+            if entry.insert is not None and entry.use is not None:
+                computed = self._born(entry.use, entry.seq, epoch, low, high)
+                if computed and not best:
+                    best = [computed[-1], entry.insert]
+            elif entry.load is not None:
+                if best and best[0].seq > entry.seq:
+                    break
+                # A load-back under way, or of other KV, makes everything after it doubtful.
+                best = self._loaded(attempt, entry.load, match, first, low, high)
+                break
+        if not best:
+            raise Refused(why)
+        return best
+
+    def _loaded(
+        self, attempt: Attempt, load: Copy, match: ev.Matched, first: int, low: int, high: int
+    ) -> list[ev.Event]:
+        if load.attempt is attempt:
+            raise Refused("its own load-back brought it: that is L2")
+        if load.ended is None or load.ended.seq > first:
+            raise Refused("the load-back that brings it was not complete when it was used")
+        return self._copied(attempt.use, load, match, load.queued.seq, self.line.epoch_of[match.seq], low, high)
+
+    # --- L2 ------------------------------------------------------------------------------------------
+
+    def _from_l2(
+        self,
+        attempt: Attempt,
+        match: ev.Matched,
+        admission: ev.Admission,
+        epoch: int,
+        history: list[L1Event],
+        low: int,
+        high: int,
+    ) -> list[ev.Event]:
+        loads = self._loads(attempt, match, admission)
+        mine = [c for c in loads if c.queued.start < high and low < c.queued.end]
+        if len(mine) != 1:
+            raise Refused(f"{len(mine)} load-backs of it were queued for the request")
+        decided = [e for e in attempt.events if isinstance(e, ev.LoadBackDecided) and match.seq < e.seq < admission.seq]
+        if len(decided) != 1 or decided[0].loaded != sum(c.queued.tokens for c in loads):
+            raise Refused("init_load_back did not return what was queued")
+        events = self._copied(attempt.use, mine[0], match, match.seq, epoch, low, high)
+        acked = next(e for e in events if isinstance(e, ev.BackupAcked))
+        before = [entry for entry in history if entry.seq < match.seq]
+        if not before or before[-1].there:
+            raise Refused("it had not left L1 at the match")
+        out = before[-1]
+        if out.how != ev.Eviction.DEMOTED or out.seq < acked.seq:
+            raise Refused("it did not leave L1 by demotion after its backup was acknowledged")
+        return [*events, *decided, *(e for _, e in self.line.evicted if e.seq == out.seq)]
+
+    def _copied(
+        self, use: Use, load: Copy, match: ev.Matched, by: int, epoch: int, low: int, high: int
+    ) -> list[ev.Event]:
+        """A completed load-back of the block from slots that held it: backup acknowledged before event ``by``."""
+        line = self.line
+        if load.wrong or load.epoch != epoch:
+            raise Refused(load.wrong or "a load-back of another epoch")
+        if load.started is None or load.ended is None:
+            raise Refused("the load-back was not seen to start and complete")
+        if any(load.queued.seq < seq < load.ended.seq for seq in line.resets):
+            raise Refused("reset during the load-back")
+        number = load.page_of(low, self.page)
+        if number is None or (low - load.queued.start) % self.page:
+            raise Refused("not a page of the load-back")
+        until = load.ended.seq
+        stretch = [e for e in line.pages.get(number, []) if e.seq < until]
+        if len(stretch) < 2 or (stretch[-2].what, stretch[-1].what) != ("alloc", "write"):
+            raise Refused("the slots did not hold what one backup wrote, from the backup to the end of the read")
+        write, alloc = stretch[-1], stretch[-2]
+        backup = write.copy
+        assert backup is not None
+        if any(alloc.seq < seq < until for seq in line.emptied + line.resets):
+            raise Refused("the host pool was emptied in between")
+        if backup.queued.seq > load.queued.seq or backup.epoch != epoch or backup.wrong:
+            raise Refused(backup.wrong or "written after the read was queued")
+        if backup.page_of(low, self.page) != number or not backup.queued.start <= low < high <= backup.queued.end:
+            raise Refused("the slots were written for other positions")
+        if backup.started is None or backup.ended is None or backup.ended.seq > by:
+            raise Refused("the backup was not acknowledged in time")
+        born = self._written_for(use, backup, match, epoch, low, high)
+        events: list[ev.Event] = [born, *(e for e in line.events if e.seq in (alloc.seq,))]
+        return [*events, backup.queued, backup.started, backup.ended, load.queued, load.started, load.ended]
+
+    def _written_for(self, use: Use, backup: Copy, match: ev.Matched, epoch: int, low: int, high: int) -> ev.Prefill:
+        """The prefill that computed what a backup wrote, when that is ``use``'s prefix."""
+        queued = backup.queued
+        seen = [s for s in self.line.sightings.get((epoch, queued.node), []) if s.seq <= match.seq]
+        if any(s.step.end != queued.end for s in seen):
+            raise Refused("the node that was written was seen with another end")
+        if any(self.same(s.use, use, high) is False for s in seen):
+            raise Refused("the slots were written for another prefix")
+        # Where the digests end, the radix tree's own word counts: the request's path goes through that node.
+        if not self._is(use, match, epoch, queued.node, low, high):
+            raise Refused("nothing says for whose prefix the slots were written")
+        for other in self.line.uses:
+            computed = self._born(other, queued.seq, epoch, low, high)
+            inserted = [
+                insert
+                for when, insert, owner in self.line.inserts
+                if when == epoch
+                and owner is other
+                and any(
+                    n.start <= low and high <= n.end and self._is(use, match, epoch, n.node, low, high)
+                    for n in insert.path
+                )
+            ]
+            if computed and inserted:
+                return computed[-1]
+        raise Refused("no recorded prefill computed it before it was written")
+
+    # --- the record ----------------------------------------------------------------------------------
+
+    def _whole(self, needed: list[ev.Event]) -> None:
+        first, last = min(e.seq for e in needed), max(e.seq for e in needed)
+        for low, high, why in self.line.bad:
+            if low <= last and first <= high:
+                raise Refused(f"events {low} to {high}: {why}")
+
+    def _witness(self, attempt: Attempt, match: ev.Matched, admission: ev.Admission) -> None:
+        """The server's own attribution, where it was recorded."""
+        if attempt is not attempt.use.attempts[0]:
+            return  # After a retraction the server adds up.
+        loaded = sum(c.queued.tokens for c in self._loads(attempt, match, admission))
+        for event in [e for e in attempt.events if isinstance(e, ev.Released)][:1]:
+            if isinstance(event, ev.Released):
+                below = max(event.cached_host, 0) + max(event.cached_storage, 0)
+                if event.cached_device >= 0 and (event.cached_device, below) != (match.device, loaded):
+                    raise Refused("the server attributes it otherwise")
+                if event.cached_device < 0 and event.cached_total != match.device + loaded:
+                    raise Refused("the server counts other cached tokens")

@@ -1,0 +1,133 @@
+"""Look for false confirmations: ``python tests/soundness/run.py --mutants 10000 --seed 1``.
+
+Mutates recorded and simulated journals and compares the product with the oracle on every mutant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from journal_tools import FIXTURES
+
+from kvwitness.collectors.journal import read_journal
+from kvwitness.patches.schema.events import Event
+from soundness.compare import Difference, compare
+from soundness.mutate import mutant
+from soundness.simulate import simulated
+
+
+@dataclass
+class Tally:
+    """What a run found."""
+
+    mutants: int = 0
+    agreed: int = 0
+    missed: Counter[str] = field(default_factory=Counter)
+    false: list[tuple[str, tuple[str, ...], str]] = field(default_factory=list)
+    """Name of the mutant, recipe, difference."""
+
+    def add(self, other: Tally) -> None:
+        self.mutants += other.mutants
+        self.agreed += other.agreed
+        self.missed.update(other.missed)
+        self.false.extend(other.false)
+
+
+def bases(simulations: int = 40) -> dict[str, list[Event]]:
+    """Every journal to start from, by name."""
+    found = {path.name: list(read_journal(path).events) for path in sorted(FIXTURES.glob("*.kvwj"))}
+    for seed in range(simulations):
+        found[f"simulated-{seed}"] = simulated(seed).events
+    return found
+
+
+def one(name: str, base: Sequence[Event], seed: int, number: int) -> tuple[list[Event], tuple[str, ...]]:
+    """Mutant ``number`` of a journal: the same on every run."""
+    return mutant(random.Random(f"{seed}/{number}/{name}"), base)
+
+
+def search(numbers: Sequence[int], seed: int) -> Tally:
+    """Compare product and oracle on these mutants."""
+    tally = Tally()
+    all_bases = sorted(bases().items())
+    recorded = [item for item in all_bases if not item[0].startswith("simulated")]
+    for number in numbers:
+        name, base = random.Random(f"{seed}/{number}").choice(recorded if number % 8 == 0 else all_bases)
+        events, recipe = one(name, base, seed, number)
+        outcome = compare(events)
+        tally.mutants += 1
+        tally.agreed += outcome.agreed
+        tally.missed.update(_cause(difference) for difference in outcome.missed)
+        tally.false += [(f"{name}/{number}", recipe, str(difference)) for difference in outcome.false]
+    return tally
+
+
+def _cause(difference: Difference) -> str:
+    return f"{difference.tier}: {difference.why[:100]}"
+
+
+def _search(job: tuple[Sequence[int], int]) -> Tally:
+    return search(*job)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mutants", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=multiprocessing.cpu_count())
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--show", type=int, default=20, help="false confirmations to print")
+    options = parser.parse_args()
+    began = time.monotonic()
+    numbers = list(range(options.mutants))
+    jobs = [(numbers[at : at + 250], options.seed) for at in range(0, len(numbers), 250)]
+    tally = Tally()
+    with multiprocessing.Pool(options.jobs) as pool:
+        for part in pool.imap_unordered(_search, jobs):
+            tally.add(part)
+    seconds = time.monotonic() - began
+    if options.json:
+        print(
+            json.dumps(
+                {
+                    "mutants": tally.mutants,
+                    "seconds": round(seconds, 1),
+                    "agreed": tally.agreed,
+                    "missed": dict(tally.missed.most_common()),
+                    "false": [{"mutant": m, "recipe": r, "claim": c} for m, r, c in sorted(tally.false)],
+                }
+            )
+        )
+    else:
+        _print(tally, seconds, options.show)
+    return 1 if tally.false else 0
+
+
+def _print(tally: Tally, seconds: float, show: int) -> None:
+    for name, recipe, claim in sorted(tally.false, key=lambda found: len(found[1]))[:show]:
+        print(f"FALSE CONFIRMATION in {name}: {claim}")
+        for step in recipe:
+            print(f"    {step}")
+    print(f"{tally.mutants} mutants in {seconds:.0f} s ({tally.mutants / max(seconds, 0.001):.0f}/s)")
+    print(f"{tally.agreed} ranges confirmed by both, {sum(tally.missed.values())} by the oracle alone:")
+    for cause, count in tally.missed.most_common(25):
+        print(f"    {count:6d} {cause}")
+    kinds = Counter(claim.split(": ", 1)[1] for _, _, claim in tally.false)
+    print(f"{len(tally.false)} false confirmations")
+    for why, count in kinds.most_common(40):
+        print(f"    {count:6d} the oracle says: {why}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,420 @@
+"""A small HiCache that writes a journal: the truth about every request is known.
+
+Tokens are numbers, nodes are Python objects, the cache is a radix tree with an L1 of few pages and an L2 of a
+few more, write-through. Requests come one at a time or in pairs; prompts share prefixes by chance, some are
+chunked, some retracted, some are matched twice before they are admitted, ids are used twice, the cache is flushed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvwitness.patches.schema import events as ev
+
+GRID = 16
+BYTES = 1024
+LINKS = {
+    "tree.match_prefix": ["resident_l1", "resident_l2", "left_l1"],
+    "tree.insert": ["born"],
+    "tree.evict": ["left_l1"],
+    "tree.reset_full": ["epoch"],
+    "policy.add_one_req": ["used"],
+    "controller.write": ["backed_up"],
+    "controller.load": ["read"],
+    "host_pool.free": ["resident_l2"],
+}
+
+
+@dataclass(eq=False)
+class Node:
+    """A run of tokens below its parent."""
+
+    number: int
+    start: int
+    tokens: tuple[int, ...]
+    parent: Node | None
+    children: list[Node] = field(default_factory=list)
+    device: bool = True
+    slots: list[int] | None = None
+    """Host slots, one per token."""
+    used: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+
+@dataclass
+class Truth:
+    """What really served one admission: tokens from L1, then from L2, then computed."""
+
+    rid: str
+    l1: int
+    l2: int
+    prompt: int
+
+
+class Server:
+    """One scheduler."""
+
+    def __init__(self, seed: int, page: int | None = None, l1: int | None = None, l2: int | None = None) -> None:
+        self.rng = random.Random(seed)
+        self.page = page or self.rng.choice((16, 16, 1, 4))
+        self.l1 = l1 or self.rng.choice((96, 128, 192))
+        self.host_total = l2 or self.rng.choice((96, 160, 400))
+        self.events: list[ev.Event] = []
+        self.truths: list[Truth] = []
+        self.root = Node(0, 0, (), None)
+        self.free = list(range(self.host_total))
+        self.waiting: list[tuple[int, int]] = []
+        """Backups queued: node, tokens."""
+        self.loading: list[tuple[int, int]] = []
+        self.locked: set[Node] = set()
+        self._numbers: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
+        self._time = 1000
+        self._node = 1
+        self._facts()
+
+    # --- writing -------------------------------------------------------------------------------------
+
+    def emit(self, kind: type[ev.Event], *values: Any) -> None:
+        self._time += self.rng.randrange(1, 50)
+        self.events.append(kind(len(self.events) + 1, self._time, *values))
+
+    def count(self, what: str) -> int:
+        self._counts[what] = self._counts.get(what, 0) + 1
+        return self._counts[what]
+
+    def _facts(self) -> None:
+        hooks = [{"name": n, "target": n, "status": "installed", "links": k, "detail": ""} for n, k in LINKS.items()]
+        self.emit(ev.Facts, ev.FactKind.COVERAGE, json.dumps({"hooks": hooks}))
+        self.emit(ev.Reset, 1)
+        facts = {
+            "ranks": {"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_tp_size": 1},
+            "family": "unified",
+            "page_size": self.page,
+            "bytes_per_token": BYTES,
+            "host_memory_mode": "cache",
+            "pools": [{"pool": 0, "hooked": True}],
+        }
+        self.emit(ev.Facts, ev.FactKind.INSTANCE, json.dumps(facts))
+
+    def req(self, rid: str) -> int:
+        if rid not in self._numbers:
+            self._numbers[rid] = self.count("text")
+            self.emit(ev.Text, self._numbers[rid], rid)
+        return self._numbers[rid]
+
+    def digest(self, tokens: tuple[int, ...]) -> bytes:
+        return hashlib.blake2b(repr(tokens).encode(), digest_size=8).digest()
+
+    def digests(self, rid: str, tokens: tuple[int, ...], first: int = 0) -> None:
+        cells = tuple(self.digest(tokens[: (i + 1) * GRID]) for i in range(first, len(tokens) // GRID))
+        if cells:
+            self.emit(ev.PrefixDigests, self.req(rid), GRID, first, cells)
+
+    def runs(self, slots: list[int]) -> tuple[ev.Run, ...]:
+        found: list[ev.Run] = []
+        for slot in slots:
+            if found and found[-1].start + found[-1].length == slot:
+                found[-1] = ev.Run(found[-1].start, found[-1].length + 1)
+            else:
+                found.append(ev.Run(slot, 1))
+        return tuple(found)
+
+    # --- tree ----------------------------------------------------------------------------------------
+
+    def nodes(self) -> list[Node]:
+        found, todo = [], list(self.root.children)
+        while todo:
+            node = todo.pop()
+            found.append(node)
+            todo += node.children
+        return found
+
+    def walk(self, tokens: tuple[int, ...]) -> list[Node]:
+        """The path that holds the longest page-aligned prefix; a node is split where the prefix leaves it."""
+        path: list[Node] = []
+        node, at = self.root, 0
+        while True:
+            child = next((c for c in node.children if self._shared(c, tokens, at)), None)
+            if child is None or not (child.device or child.slots):
+                return path
+            shared = self._shared(child, tokens, at)
+            if shared < len(child.tokens):
+                child = self._split(child, shared)
+            child.used = self._time
+            path.append(child)
+            node, at = child, child.end
+
+    def _shared(self, node: Node, tokens: tuple[int, ...], at: int) -> int:
+        shared = 0
+        for mine, theirs in zip(node.tokens, tokens[at:], strict=False):
+            if mine != theirs:
+                break
+            shared += 1
+        return shared - shared % self.page
+
+    def _split(self, node: Node, length: int) -> Node:
+        """The prefix gets a new number, the suffix keeps the old one."""
+        assert node.parent is not None
+        part = Node(self.new_node(), node.start, node.tokens[:length], node.parent, [node], node.device)
+        node.parent.children[node.parent.children.index(node)] = part
+        if node.slots is not None:
+            part.slots, node.slots = node.slots[:length], node.slots[length:]
+        if node in self.locked:
+            self.locked.add(part)
+        node.parent, node.tokens, node.start = part, node.tokens[length:], part.end
+        return part
+
+    def new_node(self) -> int:
+        self._node += 1
+        return self._node
+
+    def steps(self, path: list[Node]) -> tuple[ev.PathNode, ...]:
+        return tuple(ev.PathNode(n.number, n.start, n.end, int(n.device)) for n in path)
+
+    def held(self) -> int:
+        return sum(len(n.tokens) for n in self.nodes() if n.device)
+
+    def make_room(self, tokens: int, cause: int, reqs: tuple[int, ...]) -> bool:
+        """Evict from L1, leaf by leaf (no child of a victim is in L1), the least recently used first."""
+        missing = self.held() + tokens - self.l1
+        if missing <= 0:
+            return True
+        call, freed = self.count("call"), 0
+        self.emit(ev.EvictBegin, call, cause, missing, 0, 0, reqs)
+        while freed < missing:
+            leaves = [
+                n for n in self.nodes() if n.device and n not in self.locked and not any(c.device for c in n.children)
+            ]
+            if not leaves:
+                break
+            victim = min(leaves, key=lambda n: n.used)
+            backed = victim.slots is not None
+            how = ev.Eviction.DEMOTED if backed else ev.Eviction.DROPPED
+            size = len(victim.tokens)
+            victim.device = False
+            if not backed:
+                self._drop(victim)
+            self.emit(ev.EvictedL1, call, victim.number, victim.start, victim.end, how, size, 0 if backed else size)
+            freed += size
+        self.emit(ev.EvictEnd, call, freed)
+        return freed >= missing
+
+    def _drop(self, node: Node) -> None:
+        for child in list(node.children):
+            self._drop(child)
+        if node.slots is not None:
+            self._give_back(node)
+        assert node.parent is not None
+        node.parent.children.remove(node)
+
+    def _give_back(self, node: Node) -> None:
+        assert node.slots is not None
+        self.free = sorted([*self.free, *node.slots])
+        self.emit(ev.HostFree, 0, 0, len(self.free), self.runs(node.slots))
+        node.slots = None
+
+    def backup(self, node: Node, req: int) -> None:
+        """Write-through: copy a node that has no host copy yet, if its parent has one."""
+        size = len(node.tokens)
+        if node.slots is not None or (node.parent is not self.root and node.parent and node.parent.slots is None):
+            return
+        while len(self.free) < size:
+            # L2 leaves that are not in L1 any more.
+            leaves = [n for n in self.nodes() if n.slots and not n.device and not n.children and n not in self.locked]
+            if not leaves:
+                self.emit(ev.BackupRejected, req, node.number, size, len(self.free))
+                return
+            self._drop(min(leaves, key=lambda n: n.used))
+        pages = sorted(self.free)[:size] if self.page == 1 else self._pages(size)
+        self.free = [slot for slot in self.free if slot not in set(pages)]
+        node.slots = pages
+        self.emit(ev.HostAlloc, 0, req, len(self.free), self.runs(pages))
+        self.emit(ev.BackupQueued, req, node.number, node.start, node.end, size, 0, self.runs(pages))
+        self.waiting.append((node.number, size))
+
+    def _pages(self, size: int) -> list[int]:
+        whole = [slot for slot in sorted(self.free) if slot % self.page == 0]
+        return [slot + i for slot in whole[: size // self.page] for i in range(self.page)]
+
+    def copy_out(self) -> None:
+        """Launch what waits to be backed up, and acknowledge it."""
+        if not self.waiting:
+            return
+        transfer, size = self.count("transfer"), sum(size for _, size in self.waiting)
+        nodes = tuple(number for number, _ in self.waiting)
+        self.emit(ev.TransferStarted, transfer, ev.Direction.D2H, size, size * BYTES, 0, nodes)
+        for number in nodes:
+            self.emit(ev.BackupAcked, transfer, number, -1)
+        self.waiting.clear()
+
+    def flush(self) -> None:
+        self.copy_out()
+        self.root = Node(0, 0, (), None)
+        self.free = list(range(self.host_total))
+        self.emit(ev.HostClear, 0, len(self.free))
+        self.emit(ev.Reset, 1)
+
+    # --- requests ------------------------------------------------------------------------------------
+
+    def serve(self, batch: list[tuple[str, tuple[int, ...]]], retracted: bool = False) -> None:
+        """Queue requests, match and admit them together, prefill, insert, release."""
+        for rid, tokens in batch:
+            if not retracted and rid in self._numbers:
+                del self._numbers[rid]
+            self.emit(ev.Queued, self.req(rid), len(tokens), int(retracted))
+            if not retracted:
+                self.digests(rid, tokens)
+                self.emit(ev.PrefixPoint, self.req(rid), len(tokens), (self.digest(tokens),))
+        admitted = [(rid, tokens, *self.admit(rid, tokens)) for rid, tokens in batch]
+        transfer = self._launch_loads()
+        number = self.count("batch")
+        for rid, tokens, prefix, _ in admitted:
+            first_end = len(tokens)
+            if len(batch) == 1 and len(tokens) - prefix > 2 * GRID and self.rng.random() < 0.4:
+                first_end = prefix + (len(tokens) - prefix) // 2
+                first_end -= first_end % self.page
+            self._pass(rid, number, prefix, first_end, len(tokens))
+            if first_end < len(tokens):
+                self.insert(rid, tokens[:first_end])
+                self.emit(ev.PrefillDone, self.req(rid), number, 0)
+                number = self.count("batch")
+                self._pass(rid, number, first_end, len(tokens), len(tokens))
+        self._finish_loads(transfer)
+        for rid, tokens, _, _ in admitted:
+            self.insert(rid, tokens)
+            self.emit(ev.PrefillDone, self.req(rid), number, 1)
+        self.copy_out()
+        for rid, tokens, prefix, from_l2 in admitted:
+            again = not retracted and self.rng.random() < 0.1
+            state = ev.ReleaseState.RETRACTED if again else ev.ReleaseState.FINISHED
+            self.emit(ev.Released, self.req(rid), state, 1, prefix, prefix - from_l2, from_l2, 0)
+            self.truths.append(Truth(rid, prefix - from_l2, from_l2, len(tokens)))
+            self.locked.clear()
+            if again:
+                self.serve([(rid, tokens)], retracted=True)
+
+    def _pass(self, rid: str, number: int, start: int, end: int, whole: int) -> None:
+        self.emit(ev.Prefill, self.req(rid), number, start, end, int(end >= whole))
+
+    def admit(self, rid: str, tokens: tuple[int, ...]) -> tuple[int, int]:
+        """Match, load back, admit. Returns the reused prefix and how much of it came from L2."""
+        path = self.match(rid, tokens)
+        if self.rng.random() < 0.15:
+            # No room this time: it is matched again, and the answer may be another.
+            self.emit(ev.Admission, self.req(rid), 0, sum(len(n.tokens) for n in path if n.device), -1, 0)
+            self.make_room(self.page, ev.Cause.DECODE, (self.req(rid),))
+            path = self.match(rid, tokens)
+        device = sum(len(n.tokens) for n in path if n.device)
+        lower = [n for n in path if not n.device]
+        loaded = sum(len(n.tokens) for n in lower)
+        self.locked.update(path)
+        if loaded:
+            fits = self.rng.random() < 0.85 and self.make_room(loaded, ev.Cause.LOAD_BACK, (self.req(rid),))
+            if fits:
+                slots = [slot for n in lower for slot in n.slots or ()]
+                anchor = lower[-1].number
+                self.emit(ev.LoadQueued, self.req(rid), anchor, device, device + loaded, loaded, self.runs(slots))
+                self.loading.append((anchor, loaded))
+                for node in lower:
+                    node.device = True
+                self.emit(ev.LoadBackDecided, self.req(rid), anchor, loaded, loaded, loaded, 0)
+            else:
+                self.emit(ev.LoadBackDecided, self.req(rid), lower[-1].number, loaded, 0, loaded, 3)
+                loaded = 0
+        prefix = device + loaded
+        self.emit(ev.Admission, self.req(rid), 1, prefix, len(tokens), loaded)
+        self.make_room(len(tokens) - prefix, ev.Cause.PREFILL, (self.req(rid),))
+        return prefix, loaded
+
+    def match(self, rid: str, tokens: tuple[int, ...]) -> list[Node]:
+        path = self.walk(tokens[:-1])
+        # L1 on top, L2 below: what is in L1 under a node that is not does not count.
+        cut = next((i for i, n in enumerate(path) if not n.device), len(path))
+        path = path[:cut] + [n for n in path[cut:] if not n.device]
+        device = sum(len(n.tokens) for n in path if n.device)
+        host = sum(len(n.tokens) for n in path if not n.device)
+        last = path[-1].number if path else 1
+        self.emit(
+            ev.Matched,
+            self.req(rid),
+            len(tokens) - 1,
+            device,
+            host,
+            path[cut - 1].number if cut else 1,
+            last,
+            0,
+            0,
+            ev.MatchPurpose.ADMISSION,
+            self.steps(path),
+        )
+        return path
+
+    def _launch_loads(self) -> int | None:
+        if not self.loading:
+            return None
+        transfer, size = self.count("transfer"), sum(size for _, size in self.loading)
+        nodes = tuple(number for number, _ in self.loading)
+        self.emit(ev.TransferStarted, transfer, ev.Direction.H2D, size, size * BYTES, 0, nodes)
+        return transfer
+
+    def _finish_loads(self, transfer: int | None) -> None:
+        if transfer is not None:
+            size = sum(size for _, size in self.loading)
+            nodes = tuple(number for number, _ in self.loading)
+            self.emit(ev.LoadDone, transfer, size, size * BYTES, -1, nodes)
+            self.loading.clear()
+
+    def insert(self, rid: str, tokens: tuple[int, ...]) -> None:
+        """Put a computed prefix into the tree; what had left L1 on its path is there again."""
+        keep = len(tokens) - len(tokens) % self.page
+        tokens = tokens[:keep]
+        path = self.walk(tokens)
+        existing = 0
+        for node in path:
+            if not node.device:
+                node.device = True
+            else:
+                existing += len(node.tokens)
+        at = path[-1].end if path else 0
+        if at < keep:
+            parent = path[-1] if path else self.root
+            node = Node(self.new_node(), at, tokens[at:], parent)
+            node.used = self._time
+            parent.children.append(node)
+            path.append(node)
+        self.locked.update(path)
+        number = self.req(rid)
+        for node in path:
+            self.backup(node, number)
+        self.emit(ev.Inserted, number, keep, existing, path[-1].number if path else 1, self.steps(path))
+
+
+def simulated(seed: int) -> Server:
+    """A server after a dozen requests."""
+    server = Server(seed)
+    rng = random.Random(f"work {seed}")
+    pool = [tuple(rng.randrange(1000) for _ in range(rng.choice((24, 40, 56, 80)))) for _ in range(3)]
+    number = 0
+    for _ in range(rng.randint(8, 14)):
+        batch = []
+        for _ in range(rng.choices((1, 2), (5, 1))[0]):
+            base = rng.choice(pool)
+            keep = rng.choice((len(base), len(base), rng.randint(1, len(base)), 17, 35))
+            tokens = base[:keep] + tuple(rng.randrange(1000) for _ in range(rng.choice((1, 1, 3, 20))))
+            number += rng.random() < 0.95
+            rid = f"request-{number}"
+            if rid not in [r for r, _ in batch]:
+                batch.append((rid, tokens))
+        server.serve(batch)
+        if rng.random() < 0.05:
+            server.flush()
+    server.emit(ev.Closed, 0, 0)
+    return server
