@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 LINKS := $(addprefix .links/kvwitness/,patches tracer collectors)
 PYTEST_ARGS ?=
 
-.PHONY: venv stand demo demo-jaeger matrix jaeger bench lint format typecheck test test-quick test-slow test-releases wheels support clean
+.PHONY: venv stand demo demo-jaeger matrix jaeger bench lint format typecheck test test-quick test-slow soundness test-releases wheels support clean
 
 venv: $(VENV)/.installed
 
@@ -74,6 +74,10 @@ test-releases: venv stand
 # Without a server: seconds.
 test-quick: venv
 	$(BIN)/python -m pytest -m 'not stand and not jaeger' $(PYTEST_ARGS)
+
+# Looks for false confirmations: mutated journals, the product against an independent checker of the chain.
+soundness: venv
+	$(BIN)/python tests/soundness/run.py --mutants 100000 $(SOUNDNESS_ARGS)
 
 # Wheels of the SGLang releases that docs/support.md is made from (about 300 MB), kept outside the checkout.
 wheels: venv

@@ -61,8 +61,12 @@ class Truth:
 class Server:
     """One scheduler."""
 
-    def __init__(self, seed: int, page: int | None = None, l1: int | None = None, l2: int | None = None) -> None:
+    def __init__(
+        self, seed: int, page: int | None = None, l1: int | None = None, l2: int | None = None, quiet: bool = False
+    ) -> None:
+        """``quiet``: nothing happens by chance."""
         self.rng = random.Random(seed)
+        self.quiet = quiet
         self.page = page or self.rng.choice((16, 16, 1, 4))
         self.l1 = l1 or self.rng.choice((96, 128, 192))
         self.host_total = l2 or self.rng.choice((96, 160, 400))
@@ -85,6 +89,9 @@ class Server:
     def emit(self, kind: type[ev.Event], *values: Any) -> None:
         self._time += self.rng.randrange(1, 50)
         self.events.append(kind(len(self.events) + 1, self._time, *values))
+
+    def chance(self, probability: float) -> bool:
+        return not self.quiet and self.rng.random() < probability
 
     def count(self, what: str) -> int:
         self._counts[what] = self._counts.get(what, 0) + 1
@@ -264,7 +271,13 @@ class Server:
 
     # --- requests ------------------------------------------------------------------------------------
 
-    def serve(self, batch: list[tuple[str, tuple[int, ...]]], retracted: bool = False) -> None:
+    def serve(
+        self,
+        batch: list[tuple[str, tuple[int, ...]]],
+        retracted: bool = False,
+        chunked: bool = False,
+        refuse: bool = False,
+    ) -> None:
         """Queue requests, match and admit them together, prefill, insert, release."""
         for rid, tokens in batch:
             if not retracted and rid in self._numbers:
@@ -273,12 +286,12 @@ class Server:
             if not retracted:
                 self.digests(rid, tokens)
                 self.emit(ev.PrefixPoint, self.req(rid), len(tokens), (self.digest(tokens),))
-        admitted = [(rid, tokens, *self.admit(rid, tokens)) for rid, tokens in batch]
+        admitted = [(rid, tokens, *self.admit(rid, tokens, refuse)) for rid, tokens in batch]
         transfer = self._launch_loads()
         number = self.count("batch")
         for rid, tokens, prefix, _ in admitted:
             first_end = len(tokens)
-            if len(batch) == 1 and len(tokens) - prefix > 2 * GRID and self.rng.random() < 0.4:
+            if len(batch) == 1 and len(tokens) - prefix > 2 * GRID and (chunked or self.chance(0.4)):
                 first_end = prefix + (len(tokens) - prefix) // 2
                 first_end -= first_end % self.page
             self._pass(rid, number, prefix, first_end, len(tokens))
@@ -293,7 +306,7 @@ class Server:
             self.emit(ev.PrefillDone, self.req(rid), number, 1)
         self.copy_out()
         for rid, tokens, prefix, from_l2 in admitted:
-            again = not retracted and self.rng.random() < 0.1
+            again = not retracted and self.chance(0.1)
             state = ev.ReleaseState.RETRACTED if again else ev.ReleaseState.FINISHED
             self.emit(ev.Released, self.req(rid), state, 1, prefix, prefix - from_l2, from_l2, 0)
             self.truths.append(Truth(rid, prefix - from_l2, from_l2, len(tokens)))
@@ -304,10 +317,10 @@ class Server:
     def _pass(self, rid: str, number: int, start: int, end: int, whole: int) -> None:
         self.emit(ev.Prefill, self.req(rid), number, start, end, int(end >= whole))
 
-    def admit(self, rid: str, tokens: tuple[int, ...]) -> tuple[int, int]:
+    def admit(self, rid: str, tokens: tuple[int, ...], refuse: bool = False) -> tuple[int, int]:
         """Match, load back, admit. Returns the reused prefix and how much of it came from L2."""
         path = self.match(rid, tokens)
-        if self.rng.random() < 0.15:
+        if self.chance(0.15):
             # No room this time: it is matched again, and the answer may be another.
             self.emit(ev.Admission, self.req(rid), 0, sum(len(n.tokens) for n in path if n.device), -1, 0)
             self.make_room(self.page, ev.Cause.DECODE, (self.req(rid),))
@@ -317,7 +330,7 @@ class Server:
         loaded = sum(len(n.tokens) for n in lower)
         self.locked.update(path)
         if loaded:
-            fits = self.rng.random() < 0.85 and self.make_room(loaded, ev.Cause.LOAD_BACK, (self.req(rid),))
+            fits = not (refuse or self.chance(0.15)) and self.make_room(loaded, ev.Cause.LOAD_BACK, (self.req(rid),))
             if fits:
                 slots = [slot for n in lower for slot in n.slots or ()]
                 anchor = lower[-1].number
