@@ -60,6 +60,8 @@ class Evidence:
 
     def miss(self, link: Link, detail: str, *moments: Moment | None, remedy: str = "") -> None:
         """The link is missing; say what is missing, and how to obtain it."""
+        if link in self._unsound:
+            detail = f"{detail}: {self._unsound[link]}"  # The likely cause: nobody was looking.
         self._links.append(LinkEvidence(link, False, detail, self._refs(moments), remedy or REMEDY[link]))
 
     @property
