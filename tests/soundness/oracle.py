@@ -141,14 +141,15 @@ class Oracle:
             raise Refused("other ranks were not recorded")
         family = facts.get("family") or TREE_FAMILY.get(facts.get("tree_class", ""), "")
         for link in LINKS.get(tier, ()):
-            hooks = [h for h in line.hooks if link in h["links"] and h.get("family", "common") in ("common", family)]
-            if not hooks:
+            hooks = [h for h in line.hooks if h.get("family", "common") in ("common", family)]
+            if not any(link in h["links"] for h in hooks):
                 raise Refused(f"no hook records {link}")
-            for hook in hooks:
-                if hook["status"] != "installed":
-                    raise Refused(f"{hook['name']} was not installed")
-                if hook["name"] in line.failed:
-                    raise Refused(f"{hook['name']} failed")
+            # One name may stand for several places of which a release has one.
+            for name in {hook["name"] for hook in hooks if link in hook["links"]}:
+                if not any(hook["status"] == "installed" for hook in hooks if hook["name"] == name):
+                    raise Refused(f"{name} was not installed")
+                if name in line.failed:
+                    raise Refused(f"{name} failed")
 
     # --- one page ------------------------------------------------------------------------------------
 

@@ -424,6 +424,8 @@ class Ledger:
         self._pending_backups[event.node].append(backup)
         if event.start < 0 or event.end - event.start != event.tokens:
             self._gap(event.seq, f"the positions of backup {event.seq} are not known")
+        elif self._tree.elsewhere(event.node, event.start, event.end):
+            self._gap(event.seq, f"backup {event.seq} is of other positions than node {event.node} has")
         elif not self._host.written(event.slots, content):
             self._gap(
                 event.seq, f"the slots of backup {event.seq} were not allocated for it, or do not cover its tokens"

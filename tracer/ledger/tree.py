@@ -232,13 +232,18 @@ class TreeView:
                 found.append((node.load, f"node {node.id} is not in L1, and a load-back of it was queued"))
         return found
 
+    def elsewhere(self, number: int, start: int, end: int) -> bool:
+        """Whether a known node cannot have these positions: a split takes from its start, its end stays."""
+        node = self._nodes.get(number)
+        return node is not None and start >= 0 and (end != node.end or start < node.start)
+
     def impossible(self, number: int, start: int, end: int) -> str | None:
         """Why a node cannot leave L1 as an event says it does; None when it can."""
+        if self.elsewhere(number, start, end):
+            return f"node {number} left L1 with other positions than it had"
         node = self._nodes.get(number)
         if node is None or start < 0:
             return None
-        if end != node.end or start < node.start:
-            return f"node {number} left L1 with other positions than it had"
         if node.resident is None and node.load is None and node.evicted is not None:
             return f"node {number} left L1 twice"
         return None
