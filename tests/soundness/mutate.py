@@ -39,7 +39,6 @@ NUMBERS: dict[str, tuple[int, ...]] = {
     "cached_total": (-16, 16),
     "cached_device": (-16, 16, 1488),
     "cached_host": (-16, 16, -1488),
-    "grid": (-8, 16),
     "kind": (1,),
     "batch": (-1, 1, 2),
     "transfer": (-1, 1, 2),

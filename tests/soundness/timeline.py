@@ -35,7 +35,8 @@ def reach(a: Use, b: Use) -> tuple[int, int | None]:
     known = [((i + 1) * a.grid, x == y) for i, (x, y) in enumerate(zip(a.cells, b.cells, strict=False))]
     known += [(at, digest == b.points[at]) for at, digest in a.points.items() if at in b.points]
     different = min((at for at, equal in known if not equal), default=None)
-    return max((at for at, equal in known if equal), default=0), different
+    # Equal behind a difference: no honest record; the difference counts.
+    return max((at for at, equal in known if equal and (different is None or at < different)), default=0), different
 
 
 @dataclass(eq=False)

@@ -8,7 +8,7 @@ history. What cannot be explained stays "not known" and lowers the claims that r
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kvwitness.patches.schema.events import Eviction, PathNode
 from kvwitness.tracer.ledger.chains import Chain, same_prefix, shared_prefix
@@ -33,6 +33,8 @@ class Node:
     known: bool = True
     doubt: bool = False
     """It was seen with another end or for another prefix: nothing is known of it any more in this epoch."""
+    points: dict[int, bytes] = field(default_factory=dict)
+    """Digests of prefixes up to its end, of every sequence whose path went through it."""
     was: frozenset[int] = frozenset()
     """The nodes that it was split off from."""
     computed: Moment | None = None
@@ -93,6 +95,10 @@ class TreeView:
                 node.chain = chain
             elif shared_prefix(chain, node.chain, step.end) == -1:
                 node.doubt = True
+            if chain is not None:
+                for at, digest in chain.points.items():
+                    if at <= step.end and node.points.setdefault(at, digest) != digest:
+                        node.doubt = True
             nodes.append(node)
         return nodes
 
@@ -111,7 +117,8 @@ class TreeView:
         if len(candidates) != 1:
             return self._place(Node(step.node, step.start, step.end, chain, known=False))
         whole = candidates[0]
-        part = replace(whole, id=step.node, end=step.end, was=whole.was | {whole.id})
+        points = {at: digest for at, digest in whole.points.items() if at <= step.end}
+        part = replace(whole, id=step.node, end=step.end, was=whole.was | {whole.id}, points=points)
         self._move_start(whole, step.end)
         return self._place(part)
 

@@ -41,6 +41,8 @@ def usage_of(request: RequestFacts) -> Usage:
     moments = tuple(m for chunk in request.chunks for m in (chunk.moment, chunk.done) if m is not None)
     position = first.start
     for chunk in request.chunks:
+        if chunk.end <= chunk.start:
+            return Usage(first.start, total, False, "a pass that computed nothing", moments)
         if chunk.start != position:
             return Usage(first.start, total, False, f"the prefill jumps from {position} to {chunk.start}", moments)
         position = chunk.end
