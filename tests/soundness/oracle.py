@@ -258,9 +258,12 @@ class Oracle:
 
     # --- L1 ------------------------------------------------------------------------------------------
 
-    def _is(self, use: Use, match: ev.Matched, epoch: int, node: int, low: int, high: int) -> bool | None:
+    def _is(
+        self, use: Use, match: ev.Matched, epoch: int, node: int, low: int, high: int, until: int = 0
+    ) -> bool | None:
         """Does ``node`` hold ``use``'s tokens up to ``high``? None: nothing recorded says so."""
-        seen = [s for s in self.line.sightings.get((epoch, node), []) if s.seq <= match.seq]
+        until = max(until, match.seq)
+        seen = [s for s in self.line.sightings.get((epoch, node), []) if s.seq <= until]
         on_path = any(n.node == node and n.start <= low and high <= n.end for n in match.path)
         answers = [self.same(s.use, use, high) for s in seen]
         if on_path and len({s.step.end for s in seen}) > 1:
@@ -287,7 +290,9 @@ class Oracle:
         for when, gone in self.line.evicted:
             if when != epoch or gone.how not in GONE:
                 continue
-            seen = [s.step for s in self.line.sightings.get((epoch, gone.node), []) if s.seq <= match.seq]
+            seen = [
+                s.step for s in self.line.sightings.get((epoch, gone.node), []) if s.seq <= max(match.seq, gone.seq)
+            ]
             if not seen and gone.seq < match.seq:
                 # No path led through it, the matched one neither: a split leaves both parts on the path.
                 continue
@@ -296,8 +301,8 @@ class Oracle:
             high_end = gone.end if known else max((s.end for s in seen), default=high)
             if not (low_end < high and low < high_end):
                 continue
-            ours = self._is(use, match, epoch, gone.node, low, high)
-            if ours is None and seen and self._coexisted(match, epoch, gone.node, gone.seq, low):
+            ours = self._is(use, match, epoch, gone.node, low, high, gone.seq)
+            if seen and self._coexisted(match, epoch, gone.node, gone.seq, low):
                 continue
             if ours is not False:
                 whole = low_end <= low and high <= high_end
@@ -311,16 +316,21 @@ class Oracle:
             matches = [e for e in copy.attempt.events if isinstance(e, ev.Matched)] if copy.attempt else []
             nodes = [n.node for m in matches for n in m.path if n.start <= low and high <= n.end and m.seq < load.seq]
             ours = self._is(use, match, epoch, nodes[-1], low, high) if nodes else None
-            if ours is None and nodes and self._coexisted(match, epoch, nodes[-1], load.seq, low):
+            if nodes and self._coexisted(match, epoch, nodes[-1], load.seq, low):
                 continue
             if ours is not False:
                 found.append(L1Event(load.seq, True, load=copy))
         return sorted(found, key=lambda entry: entry.seq)
 
     def _coexisted(self, match: ev.Matched, epoch: int, other: int, seq: int, low: int) -> bool:
-        """The node on the path that holds ``low`` was there beside ``other`` at event ``seq``: they are two."""
+        """The node on the path that holds ``low`` was there beside ``other`` at event ``seq``: they are two.
+
+        Whatever digests say of the other one: a tree has one node for a block.
+        """
         on_path = [n.node for n in match.path if n.start <= low < n.end and n.node != other]
-        held = {node for holder in on_path for node in (holder, *self.line.ancestors(epoch, holder))} - {other}
+        held = {node for holder in on_path for node in (holder, *self.line.ancestors(epoch, holder))}
+        if other in held or any(n.node == other for n in match.path):
+            return False
         return any(
             s.seq < seq and s.step.start <= low < s.step.end
             for node in held
@@ -446,6 +456,7 @@ class Oracle:
         # Where the digests end, the radix tree's own word counts: the request's path goes through that node.
         if not self._is(use, match, epoch, queued.node, low, high):
             raise Refused("nothing says for whose prefix the slots were written")
+        births: list[ev.Prefill] = []
         for other in self.line.uses:
             computed = self._born(other, queued.seq, epoch, low, high)
             inserted = [
@@ -459,7 +470,9 @@ class Oracle:
                 )
             ]
             if computed and inserted:
-                return computed[-1]
+                births.append(computed[-1])
+        if births:
+            return max(births, key=lambda e: e.seq)
         raise Refused("no recorded prefill computed it before it was written")
 
     # --- the record ----------------------------------------------------------------------------------

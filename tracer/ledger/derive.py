@@ -468,6 +468,7 @@ class Ledger:
         tokens = 0
         if event.direction == ev.Direction.D2H:
             waiting = [b for pending in self._pending_backups.values() for b in pending if b.started is None]
+            twice = len({b.queued.node for b in waiting}) != len(waiting)
             for backup in waiting:
                 if backup.queued.node in event.nodes:
                     backup.started, backup.transfer = moment, event.transfer
@@ -476,6 +477,8 @@ class Ledger:
             queued = len(waiting) - len(left_out)
             for number, pending_backups in self._pending_backups.items():
                 self._pending_backups[number] = [b for b in pending_backups if b.started is not None]
+            if twice:
+                return "copies a node that was queued twice"
         else:
             loads: list[_OpenLoad] = []
             for node in event.nodes:
