@@ -262,9 +262,10 @@ class Oracle:
         self, use: Use, match: ev.Matched, epoch: int, node: int, low: int, high: int, until: int = 0
     ) -> bool | None:
         """Does ``node`` hold ``use``'s tokens up to ``high``? None: nothing recorded says so."""
-        until = max(until, match.seq)
-        seen = [s for s in self.line.sightings.get((epoch, node), []) if s.seq <= until]
         on_path = any(n.node == node and n.start <= low and high <= n.end for n in match.path)
+        # What was seen of a node of the path after the match does not change what was matched.
+        until = match.seq if on_path else max(until, match.seq)
+        seen = [s for s in self.line.sightings.get((epoch, node), []) if s.seq <= until]
         answers = [self.same(s.use, use, high) for s in seen]
         if on_path and len({s.step.end for s in seen}) > 1:
             raise Refused(f"node {node} was seen with two ends")
@@ -283,8 +284,9 @@ class Oracle:
         for when, insert, owner in self.line.inserts:
             for step in insert.path if when == epoch else ():
                 if step.start <= low and high <= step.end and self._is(use, match, epoch, step.node, low, high):
-                    equal = self.same(owner, use, high)
-                    if equal is False:
+                    if self.same(owner, use, high) is False:
+                        continue
+                    if self._coexisted(match, epoch, step.node, insert.seq, low):
                         continue
                     found.append(L1Event(insert.seq, bool(step.on_device), insert=insert, use=owner))
         for when, gone in self.line.evicted:
@@ -362,7 +364,7 @@ class Oracle:
                 break
             if entry.insert is not None and entry.use is not None:
                 computed = self._born(entry.use, entry.seq, epoch, low, high)
-                if computed and not best:
+                if computed and (not best or computed[-1].seq > best[0].seq):
                     best = [computed[-1], entry.insert]
             elif entry.load is not None:
                 if best and best[0].seq > entry.seq:
