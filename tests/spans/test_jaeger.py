@@ -84,7 +84,8 @@ def test_a_trace_with_a_link_comes_back(jaeger: JaegerProcess, protocol: str, mo
     trace_id = format_trace_id(request.get_span_context().trace_id)
     written = format_trace_id(writer.get_span_context().trace_id)
     with jaeger.client() as client:
-        trace = wait_for(lambda: client.trace(trace_id), 10, what="the trace")
+        # Each span is an export of its own here, and Jaeger shows a trace as soon as it has its first span.
+        trace = wait_for(lambda: whole(client.trace(trace_id), 2), 10, what="the trace")
         wait_for(lambda: client.trace(written), 10, what="the linked trace")
         assert service in client.services()
         assert {found["traceID"] for found in client.traces(service)} == {trace_id, written}
