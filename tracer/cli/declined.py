@@ -10,8 +10,8 @@ from kvwitness.tracer.bundle.rows import rows_of
 from kvwitness.tracer.bundle.write import check_destination
 from kvwitness.tracer.cli.bundles import bundle_errors
 from kvwitness.tracer.cli.errors import UserError
-from kvwitness.tracer.cli.output import console, json_option, note, print_json
-from kvwitness.tracer.cli.table import request_table
+from kvwitness.tracer.cli.output import json_option, note, print_json
+from kvwitness.tracer.cli.table import print_requests
 from kvwitness.tracer.demo.declined import run_declined, wrong_about_probe
 from kvwitness.tracer.protocol.client import ServerUnavailable
 from kvwitness.tracer.stand.building import StandBuildError
@@ -45,7 +45,7 @@ def declined(ctx: click.Context, release: str, out: Path, as_json: bool) -> None
     if as_json:
         print_json({"bundle": str(result.bundle.path), "not_as_expected": wrong, "requests": rows, "checks": checks})
     else:
-        console().print(request_table(rows))
+        print_requests(rows)
         for check in checks:
             agrees = {True: "agrees", False: "DISAGREES", None: "not comparable"}[check.agrees]
             why = f" ({check.explanation})" if check.explanation else ""

@@ -12,8 +12,8 @@ from kvwitness.tracer.bundle.write import check_destination
 from kvwitness.tracer.cli.bundles import bundle_errors
 from kvwitness.tracer.cli.errors import UserError
 from kvwitness.tracer.cli.expect import unmet_expectations
-from kvwitness.tracer.cli.output import console, json_option, note, print_json
-from kvwitness.tracer.cli.table import request_table
+from kvwitness.tracer.cli.output import json_option, note, print_json
+from kvwitness.tracer.cli.table import print_requests
 from kvwitness.tracer.demo.run import DemoOptions, DemoResult, run_demo
 from kvwitness.tracer.demo.variants import PLAIN, VARIANTS, wrong_about_c
 from kvwitness.tracer.protocol.client import ServerUnavailable
@@ -107,7 +107,7 @@ def _report(result: DemoResult, fault: str, wrong: list[str], as_json: bool) -> 
     if as_json:
         print_json({"bundle": str(result.bundle.path), "not_as_expected": wrong, "requests": shown})
     else:
-        console().print(request_table(shown))
+        print_requests(shown)
         click.echo(f"bundle: {result.bundle.path}")
         click.echo(f"next:   kvwitness explain {result.bundle.path} --rid C")
     for finding in result.run.findings:

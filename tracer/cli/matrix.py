@@ -8,7 +8,7 @@ import click
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from kvwitness.tracer.cli.output import console, json_option, note, print_json
+from kvwitness.tracer.cli.output import console, display, json_option, note, print_json
 from kvwitness.tracer.demo.matrix import MatrixRow, run_matrix
 from kvwitness.tracer.stand.progress import reporting
 from kvwitness.tracer.stand.releases import RELEASES
@@ -35,7 +35,7 @@ def matrix(ctx: click.Context, releases: tuple[str, ...], out: Path, as_json: bo
     if as_json:
         print_json(rows)
     else:
-        console().print(_table(rows))
+        display(console(), _table(rows))
     ctx.exit(0 if rows and all(row.right for row in rows) else 1)
 
 

@@ -18,8 +18,8 @@ from kvwitness.tracer.bundle.write import BundleInfo, check_destination, write_b
 from kvwitness.tracer.cli.bundles import bundle_errors
 from kvwitness.tracer.cli.errors import UserError
 from kvwitness.tracer.cli.expect import met_expectations, unmet_expectations
-from kvwitness.tracer.cli.output import console, json_option, note, print_json
-from kvwitness.tracer.cli.table import request_table
+from kvwitness.tracer.cli.output import json_option, note, print_json
+from kvwitness.tracer.cli.table import print_requests
 from kvwitness.tracer.protocol.abc import AbcRun, Progress, UnfitServer, run_abc
 from kvwitness.tracer.protocol.client import ServerClient, ServerUnavailable
 from kvwitness.tracer.protocol.observer import JournalObserver
@@ -165,7 +165,7 @@ def _report(done: AbcRun, info: BundleInfo, unmet: Sequence[str], as_json: bool)
         )
     else:
         ours = [row for row in rows if row.series]
-        console().print(request_table(ours))
+        print_requests(ours)
         click.echo(f"bundle: {info.path}")
         if others := len(rows) - len(ours):
             click.echo(f"        also holds {others} other requests of this server: kvwitness show {info.path}")

@@ -8,8 +8,8 @@ import click
 
 from kvwitness.tracer.bundle.rows import rows_of
 from kvwitness.tracer.cli.evidence import load_evidence
-from kvwitness.tracer.cli.output import console, json_option, print_json
-from kvwitness.tracer.cli.table import request_table
+from kvwitness.tracer.cli.output import json_option, print_json
+from kvwitness.tracer.cli.table import print_requests
 
 
 @click.command()
@@ -30,7 +30,7 @@ def show(ctx: click.Context, path: Path, as_json: bool) -> None:
     if as_json:
         print_json({"path": evidence.path, "intact": evidence.intact, "requests": rows})
     elif rows:
-        console().print(request_table(rows, doubt=evidence.doubt))
+        print_requests(rows, doubt=evidence.doubt)
     else:
         click.echo(f"no requests yet in {path}")
     ctx.exit(1 if evidence.intact is False else 0)
