@@ -26,6 +26,7 @@ from kvwitness.tracer.spans import jaeger as library
 from kvwitness.tracer.spans.jaeger import (
     JaegerError,
     JaegerProcess,
+    JaegerTrace,
     JaegerUnavailable,
     find_or_build_jaeger,
     tags_of,
@@ -49,6 +50,10 @@ def listening(url: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def whole(trace: JaegerTrace | None, spans: int) -> JaegerTrace | None:
+    return trace if trace is not None and len(trace["spans"]) == spans else None
 
 
 def write_script(path: Path, body: str) -> Path:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from kvwitness.collectors.journal import Journal, JournalUnreadable, find_journals, parse_journal
+from kvwitness.collectors.journal import Journal, JournalUnreadable, parse_journal
 from kvwitness.patches.schema.format import JOURNAL_SUFFIX
 from kvwitness.tracer.bundle.errors import BundleError
 from kvwitness.tracer.bundle.layout import (
@@ -105,21 +105,6 @@ def metrics_in(source: Source) -> dict[str, str]:
             with contextlib.suppress(Unreadable):
                 found[moment] = source.read(name).decode("utf-8", "replace")
     return found
-
-
-def is_bundle(path: Path) -> bool:
-    """Whether ``path`` looks like a bundle (and not, say, a folder of journals)."""
-    return path.is_file() or (path / MANIFEST).exists()
-
-
-def recorded_journals(folder: Path) -> list[Path]:
-    """The journals that processes wrote below ``folder``, without the copies in bundles that are kept there too."""
-    return [path for path in find_journals(folder) if not _is_copy(path)]
-
-
-def _is_copy(path: Path) -> bool:
-    bundle = path.parent.parent
-    return path.parent.name == JOURNALS and ((bundle / REQUESTS).exists() or (bundle / MANIFEST).exists())
 
 
 def journal_names(source: Source) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import click
 from kvwitness.collectors.environment import find_server_processes, host_facts, locate_kvwitness_dir
 from kvwitness.collectors.server_info import ServerInfoUnavailable
 from kvwitness.tracer.bundle.abc import inputs_of_run
-from kvwitness.tracer.bundle.read import recorded_journals
+from kvwitness.tracer.bundle.places import recorded_journals
 from kvwitness.tracer.bundle.rows import rows_of
 from kvwitness.tracer.bundle.write import BundleInfo, check_destination, write_bundle
 from kvwitness.tracer.cli.bundles import bundle_errors

@@ -12,7 +12,7 @@ import msgspec
 
 from kvwitness.collectors.environment import find_server_processes, host_facts
 from kvwitness.tracer.bundle.abc import inputs_of_run
-from kvwitness.tracer.bundle.read import recorded_journals
+from kvwitness.tracer.bundle.places import recorded_journals
 from kvwitness.tracer.bundle.write import BundleInfo, write_bundle
 from kvwitness.tracer.demo.faults import KillDuringLoad, cut_journals
 from kvwitness.tracer.demo.variants import PLAIN, Variant
