@@ -22,6 +22,7 @@ from kvwitness.tracer.bundle.layout import (
     Manifest,
     ManifestInvalid,
     decode_manifest,
+    not_as_written,
     one_line,
 )
 from kvwitness.tracer.bundle.source import Problem, Source, Unreadable, open_source
@@ -140,7 +141,7 @@ def _decode(name: str, raw: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(raw, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FileInvalid(f"{name}: {one_line(error)}") from error
+        raise FileInvalid(f"{name}: {not_as_written(error)}") from error
 
 
 def _read(source: Source, name: str) -> bytes:

@@ -198,7 +198,7 @@ class ZipSource:
                 # zipfile never gives more than the size that the entry declares, which was checked.
                 return file.read()
         except _ZIP_ERRORS as error:
-            raise Unreadable(f"the archive is damaged here: {one_line(error)}") from error
+            raise Unreadable("the archive is damaged here") from error
 
 
 class _NoSource:
@@ -227,8 +227,8 @@ def _open_zip(path: Path) -> Iterator[Source]:
         problems.append(problem(ProblemKind.CHANGED, path.name, reason))
     try:
         archive = zipfile.ZipFile(path)
-    except _ZIP_ERRORS as error:
-        problems.append(problem(ProblemKind.MALFORMED, path.name, f"not a zip, or a damaged one: {one_line(error)}"))
+    except _ZIP_ERRORS:
+        problems.append(problem(ProblemKind.MALFORMED, path.name, "not a zip, or a damaged one"))
         yield _NoSource(problems)
         return
     with archive:

@@ -10,7 +10,7 @@ import click
 from kvwitness.tracer.bundle.rows import one_of_series, rows_of
 from kvwitness.tracer.bundle.write import check_destination
 from kvwitness.tracer.cli.bundles import bundle_errors
-from kvwitness.tracer.cli.errors import UserError
+from kvwitness.tracer.cli.errors import UserError, with_log
 from kvwitness.tracer.cli.expect import unmet_expectations
 from kvwitness.tracer.cli.output import json_option, note, print_json
 from kvwitness.tracer.cli.table import print_requests
@@ -67,7 +67,7 @@ def demo(ctx: click.Context, /, out: Path | None, fault: str, as_json: bool, **o
         with reporting() as progress, bundle_errors():
             result = run_demo(DemoOptions(variant=variant, **options), out, progress)
     except (StandBuildError, StandServerError) as error:
-        raise UserError(str(error), "kvwitness demo", "see the log named above") from error
+        raise with_log(error, "kvwitness demo") from error
     except UnsupportedError as error:
         raise UserError(str(error), "kvwitness demo", "choose another release or option") from error
     except ServerUnavailable as error:

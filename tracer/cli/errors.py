@@ -20,3 +20,13 @@ class UserError(click.ClickException):
 
     def show(self, file: IO[Any] | None = None) -> None:
         click.echo(f"error: {self.message}", file=file, err=file is None)
+
+
+def with_log(error: Exception, where: str) -> UserError:
+    """The error of a step that has a log: the log's end is printed first, so that the error itself is one line."""
+    first, _, log = str(error).partition("\n")
+    if not log:
+        return UserError(first, where, "mend that and repeat")
+    click.echo(log, err=True)
+    what, _, name = first.removesuffix(":").partition("; the end of ")
+    return UserError(what, where, f"see the end of {name} above" if name else "see its output above")

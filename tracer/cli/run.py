@@ -15,6 +15,7 @@ from kvwitness.tracer.bundle.abc import inputs_of_run
 from kvwitness.tracer.bundle.places import recorded_journals
 from kvwitness.tracer.bundle.rows import rows_of
 from kvwitness.tracer.bundle.write import BundleInfo, check_destination, write_bundle
+from kvwitness.tracer.cli.address import web_address
 from kvwitness.tracer.cli.bundles import bundle_errors
 from kvwitness.tracer.cli.errors import UserError
 from kvwitness.tracer.cli.expect import met_expectations, unmet_expectations
@@ -41,7 +42,13 @@ def run() -> None:
 
 
 @run.command("abc")
-@click.option("--url", required=True, help="The server, http://127.0.0.1:30000 for example.")
+@click.option(
+    "--url",
+    required=True,
+    metavar="URL",
+    callback=web_address("http://127.0.0.1:30000"),
+    help="The server, http://127.0.0.1:30000 for example.",
+)
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Bundle to write: a folder, or a .zip.")
 @click.option("--replace", is_flag=True, help="Replace the bundle that is at --out.")
 @click.option(

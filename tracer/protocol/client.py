@@ -6,6 +6,7 @@ What goes wrong with a request is part of the evidence, so it ends in the record
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from types import TracebackType
@@ -19,6 +20,7 @@ from kvwitness.collectors.server_info import ServerInfo, fetch_server_info
 from kvwitness.tracer.protocol.record import RequestRecord
 from kvwitness.tracer.protocol.workload import prompt_sha256
 
+_LIBRARY_MARKS: Final = re.compile(r"\[[^]]*\] | \(_ssl\.c:\d+\)")
 _BODY_CHARS: Final = 300
 _HEALTH_TIMEOUT_S: Final = 30.0
 """SGLang's /health generates one token and itself waits up to 20 s for it."""
@@ -92,7 +94,7 @@ class ServerClient:
         try:
             answer = self._client.get(f"{self.url}/health", timeout=_HEALTH_TIMEOUT_S)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise ServerUnavailable(f"no server answers at {self.url} ({error})") from error
+            raise ServerUnavailable(f"no server answers at {self.url} ({_unconnected(error)})") from error
         except httpx.TimeoutException as error:
             raise ServerUnavailable(f"the server at {self.url} did not answer /health in time") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -101,6 +103,8 @@ class ServerClient:
             raise ServerUnavailable(f"the server at {self.url} is still starting, or not healthy (503)")
         if answer.status_code in (401, 403):
             raise ServerUnavailable(f"the server at {self.url} asks for an API key ({answer.status_code})")
+        if answer.status_code == 404:
+            raise ServerUnavailable(f"what answers at {self.url} is no SGLang server (it has no /health)")
         if answer.status_code != 200:
             raise ServerUnavailable(f"the server at {self.url} is not healthy: /health answers {answer.status_code}")
 
@@ -272,6 +276,14 @@ def _authorization(key: str | None) -> dict[str, str]:
 def _error_text(error: object) -> str:
     message = error.get("message") if isinstance(error, dict) else error
     return f"refused by the server: {message}"[:_BODY_CHARS]
+
+
+def _unconnected(error: Exception) -> str:
+    """Why there is no connection, without error numbers and the library's own places."""
+    words = _words(error)
+    if "WRONG_VERSION_NUMBER" in words:
+        return "it speaks http, and not https"
+    return _LIBRARY_MARKS.sub("", words)
 
 
 def _words(error: Exception) -> str:

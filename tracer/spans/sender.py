@@ -15,6 +15,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from requests import Session
 
+from kvwitness.tracer.addresses import is_web_address
 from kvwitness.tracer.spans.sdk import readable_spans
 from kvwitness.tracer.spans.spec import SpanSpec
 
@@ -73,13 +74,9 @@ def batches(spans: Sequence[SpanSpec]) -> list[Sequence[SpanSpec]]:
 
 
 def _exporter(url: str, protocol: str, timeout_s: float) -> SpanExporter:
-    parts = urlsplit(url)
-    try:
-        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a port that is no port
-        usable = False
-    if not usable:
+    if not is_web_address(url):
         raise SendError("an OTLP endpoint looks like http://127.0.0.1:4318")
+    parts = urlsplit(url)
     local = _is_local(parts.hostname or "")
     if protocol == "grpc":
         # gRPC takes a proxy from the environment even for this machine's own addresses.
