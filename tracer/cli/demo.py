@@ -10,7 +10,7 @@ import click
 from kvwitness.tracer.bundle.rows import one_of_series, rows_of
 from kvwitness.tracer.bundle.write import check_destination
 from kvwitness.tracer.cli.bundles import bundle_errors
-from kvwitness.tracer.cli.errors import UserError, with_log
+from kvwitness.tracer.cli.errors import INTERRUPTED, UserError, with_log
 from kvwitness.tracer.cli.expect import unmet_expectations
 from kvwitness.tracer.cli.output import json_option, note, print_json
 from kvwitness.tracer.cli.table import print_requests
@@ -74,6 +74,8 @@ def demo(ctx: click.Context, /, out: Path | None, fault: str, as_json: bool, **o
         raise UserError(str(error), "kvwitness demo", "look at the server's log") from error
     wrong = _wrong(result, fault, **options)
     _report(result, fault, wrong, as_json)
+    if result.run.interrupted:
+        ctx.exit(INTERRUPTED)
     ctx.exit(1 if wrong else 0)
 
 
@@ -81,6 +83,8 @@ def _wrong(result: DemoResult, fault: str, **options: Any) -> list[str]:
     """What is not as it should be, one line each."""
     records, verdicts = result.run.records, result.bundle.verdicts
     variant = VARIANTS[fault]
+    if result.run.interrupted:
+        return [f"the run stopped: {result.run.stopped}"]
     if variant is PLAIN and not _selective(**options):
         lines = list(unmet_expectations(verdicts, records))
         if result.run.stopped:

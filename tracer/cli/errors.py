@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import IO, Any
+from typing import IO, Any, Final
 
 import click
+
+INTERRUPTED: Final = 130
+"""Exit code of a command that Ctrl-C ended, as a shell gives it."""
 
 
 class UserError(click.ClickException):

@@ -9,6 +9,7 @@ import msgspec
 
 from kvwitness.collectors.journal import Journal, JournalUnreadable, parse_journal
 from kvwitness.tracer import judgement
+from kvwitness.tracer.bundle.abc import why_stopped
 from kvwitness.tracer.bundle.layout import MANIFEST, REQUESTS, VERDICTS
 from kvwitness.tracer.bundle.places import no_bundle, recorded_journals
 from kvwitness.tracer.bundle.read import open_bundle
@@ -48,6 +49,8 @@ def load_evidence(path: Path) -> Evidence:
             report = verify_bundle(path)
         if not report.ok:
             note(f"error: {path}: this bundle does not verify ({report.problems[0]}); see `kvwitness verify {path}`")
+        if stopped := why_stopped(bundle.environment):
+            note(f"warning: {path}: the run did not reach its end: {stopped}")
         return Evidence(str(path), bundle.verdicts, bundle.requests, report.ok)
     if not path.is_dir():
         raise _nothing(path)

@@ -17,10 +17,11 @@ from kvwitness.tracer.bundle.rows import rows_of
 from kvwitness.tracer.bundle.write import BundleInfo, check_destination, write_bundle
 from kvwitness.tracer.cli.address import web_address
 from kvwitness.tracer.cli.bundles import bundle_errors
-from kvwitness.tracer.cli.errors import UserError
+from kvwitness.tracer.cli.errors import INTERRUPTED, UserError
 from kvwitness.tracer.cli.expect import met_expectations, unmet_expectations
 from kvwitness.tracer.cli.output import json_option, note, print_json
 from kvwitness.tracer.cli.table import print_requests
+from kvwitness.tracer.interrupt import finishing
 from kvwitness.tracer.protocol.abc import AbcRun, Progress, UnfitServer, run_abc
 from kvwitness.tracer.protocol.client import ServerClient, ServerUnavailable
 from kvwitness.tracer.protocol.observer import JournalObserver
@@ -94,6 +95,8 @@ def abc_command(
 ) -> None:
     """A computes a prefix, B reuses it from L1, other prompts push it out of L1, C asks for it again.
 
+    Ctrl-C ends the run: what was recorded until then becomes a bundle that says so, and the exit code is 130.
+
     \b
     Example:
       kvwitness run abc --url http://127.0.0.1:30000 --out bundle --expect
@@ -107,14 +110,16 @@ def abc_command(
         folder, journals_from = _find_journals_folder(url, directory)
         done = _run(AbcOptions(**options), client, folder, progress)
         progress.phase("Writing the bundle")
-        paths = recorded_journals(folder) if folder else []
-        inputs = inputs_of_run(done, host_facts(), find_server_processes(url), paths, journals_from)
-        with bundle_errors():
+        with finishing(progress.detail), bundle_errors():
+            paths = recorded_journals(folder) if folder else []
+            inputs = inputs_of_run(done, host_facts(), find_server_processes(url), paths, journals_from)
             info = write_bundle(out, inputs, spans=span_lines, replace=replace)
     unmet = unmet_expectations(info.verdicts, done.records) if expect else ()
     _report(done, info, unmet, as_json)
     if expect and not unmet and not done.stopped:
         note(met_expectations())
+    if done.interrupted:
+        ctx.exit(INTERRUPTED)
     ctx.exit(1 if unmet or done.stopped else 0)
 
 

@@ -58,6 +58,8 @@ def run_matrix(releases: Iterable[str], out: Path, progress: Progress) -> Iterat
         except (StandBuildError, StandServerError, ServerUnavailable, BundleError) as error:
             yield MatrixRow(release, error=" ".join(str(error).split())[:300])
             continue
+        if result.run.interrupted:
+            raise KeyboardInterrupt
         yield _row(release, result)
 
 

@@ -16,6 +16,7 @@ from kvwitness.tracer.bundle.places import recorded_journals
 from kvwitness.tracer.bundle.write import BundleInfo, write_bundle
 from kvwitness.tracer.demo.faults import KillDuringLoad, cut_journals
 from kvwitness.tracer.demo.variants import PLAIN, Variant
+from kvwitness.tracer.interrupt import finishing
 from kvwitness.tracer.protocol.abc import AbcRun, run_abc
 from kvwitness.tracer.protocol.client import ServerClient
 from kvwitness.tracer.protocol.observer import JournalObserver
@@ -93,8 +94,9 @@ def run_demo(options: DemoOptions, out: Path, progress: Progress, *, replace: bo
     if variant.cut_journal:
         cut_journals(journals)
     progress.phase("Writing the evidence bundle")
-    inputs = inputs_of_run(run, host_facts(), processes, recorded_journals(journals), "the demo's own server")
-    bundle = write_bundle(out, inputs, spans=span_lines, replace=replace)
+    with finishing(progress.detail):
+        inputs = inputs_of_run(run, host_facts(), processes, recorded_journals(journals), "the demo's own server")
+        bundle = write_bundle(out, inputs, spans=span_lines, replace=replace)
     return DemoResult(run, bundle, workdir / "server.log")
 
 

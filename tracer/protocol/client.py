@@ -30,6 +30,14 @@ class ServerUnavailable(Exception):
     """The server cannot take requests; the message is one line for a person."""
 
 
+class RequestInterrupted(KeyboardInterrupt):
+    """Ctrl-C while a request was under way; ``record`` has what was seen of it."""
+
+    def __init__(self, record: RequestRecord) -> None:
+        super().__init__()
+        self.record = record
+
+
 class GenerateCall(msgspec.Struct, frozen=True):
     """One request to send: ``output_tokens`` greedy tokens for the prompt ``input_ids``."""
 
@@ -117,27 +125,23 @@ class ServerClient:
         return fetch_metrics(self.url, self._client)
 
     def generate(self, call: GenerateCall) -> RequestRecord:
-        """Send one request and wait for its end. Never raises for what the server or the network does."""
+        """Send one request and wait for its end. Never raises for what the server or the network does.
+
+        Ctrl-C raises :class:`RequestInterrupted`, with what had been seen until then.
+        """
         traceparent = new_traceparent()
         answer = _Answer()
-        status = 0
         sent_ns, begin = time.time_ns(), time.monotonic()
+        interrupt: KeyboardInterrupt | None = None
         try:
-            with self._client.stream(
-                "POST", f"{self.url}/generate", json=_body(call), headers={"traceparent": traceparent}
-            ) as response:
-                status = response.status_code
-                if status == 200:
-                    for line in response.iter_lines():
-                        answer.take(line, time.monotonic() - begin)
-                else:
-                    response.read()
-                    answer.error = f"HTTP {status}: {response.text[:_BODY_CHARS]}"
+            self._stream(call, traceparent, answer, begin)
         except httpx.TimeoutException as error:
             answer.error = f"no answer in time ({type(error).__name__})"
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            answer.error = f"the connection failed: {_words(error)}"
-        return RequestRecord(
+            answer.error = f"the connection failed: {_unconnected(error)}"
+        except KeyboardInterrupt as error:
+            answer.error, interrupt = "interrupted by the user", error
+        record = RequestRecord(
             rid=call.rid,
             series=call.series,
             order=call.order,
@@ -146,7 +150,7 @@ class ServerClient:
             sent_ns=sent_ns,
             ttft_s=answer.ttft_s,
             total_s=time.monotonic() - begin,
-            status=status,
+            status=answer.status,
             error=answer.problem(call.rid, len(call.input_ids)),
             traceparent=traceparent,
             output_ids=tuple(answer.output_ids),
@@ -156,6 +160,20 @@ class ServerClient:
             cached_tokens_details=answer.cached_tokens_details,
             prompt_ids=call.input_ids if call.keep_prompt else (),
         )
+        if interrupt is not None:
+            raise RequestInterrupted(record) from interrupt
+        return record
+
+    def _stream(self, call: GenerateCall, traceparent: str, answer: _Answer, begin: float) -> None:
+        headers = {"traceparent": traceparent}
+        with self._client.stream("POST", f"{self.url}/generate", json=_body(call), headers=headers) as response:
+            answer.status = response.status_code
+            if answer.status == 200:
+                for line in response.iter_lines():
+                    answer.take(line, time.monotonic() - begin)
+            else:
+                response.read()
+                answer.error = f"HTTP {answer.status}: {response.text[:_BODY_CHARS]}"
 
     def flush_cache(self, idle_s: float = 30.0) -> FlushResult:
         """Empty the server's L1 and L2. Waits up to ``idle_s`` for running requests; storage keeps its pages."""
@@ -181,6 +199,8 @@ class _Answer:
     """What has been read of one event stream."""
 
     def __init__(self) -> None:
+        self.status = 0
+        """HTTP status; 0 when there was no answer."""
         self.error: str | None = None
         self.ttft_s: float | None = None
         self.output_ids: list[int] = []
