@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from urllib.parse import urlsplit
 
 
@@ -14,3 +15,11 @@ def is_web_address(text: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # a port that is no port, or brackets without their other half
         return False
+
+
+def is_loopback_name(host: str) -> bool:
+    """Whether ``host`` is this machine as it calls itself."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

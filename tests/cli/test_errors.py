@@ -95,9 +95,9 @@ def test_a_file_that_is_not_as_written(
     assert "Invalid" not in kvwitness("verify", bundle).stdout
 
 
-def test_export_of_a_bundle_with_a_damaged_journal(kvwitness: Command, bundle: Path) -> None:
+def test_export_of_a_bundle_with_a_damaged_journal(kvwitness: Command, bundle: Path, another_server: str) -> None:
     next((bundle / "journals").iterdir()).write_text("hello")
-    assert "not a kvwitness journal" in error_line(kvwitness, "export", bundle, "--otlp", "http://127.0.0.1:1")
+    assert "not a kvwitness journal" in error_line(kvwitness, "export", bundle, "--otlp", f"http://{another_server}")
 
 
 def test_doctor_does_not_repeat_what_another_program_says(kvwitness: Command) -> None:
