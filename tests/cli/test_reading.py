@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from bundle.runs import record_journal
 
 from kvwitness.tracer.bundle import BundleInputs, write_bundle
 from kvwitness.tracer.bundle.layout import decode_manifest, encode_manifest, hash_line, sha256
@@ -27,6 +28,25 @@ def test_show_a_bundle(kvwitness: Command, bundle: Path) -> None:
 def test_show_a_folder_of_journals(kvwitness: Command, data: Path) -> None:
     rows = json.loads(kvwitness("show", data, "--json").stdout)["requests"]
     assert [row["request"] for row in rows] == ["other", "abc-a-1", "abc-b-1", "abc-c-1"]
+
+
+def test_health_checks_are_left_out_and_counted(kvwitness: Command, tmp_path: Path) -> None:
+    data = tmp_path / "checked"
+    record_journal(data, ["HEALTH_CHECK_1", "mine", "HEALTH_CHECK_2"])
+    result = kvwitness("show", data)
+    assert "mine" in result.stdout and "HEALTH_CHECK" not in result.stdout
+    assert result.stderr == "left out: 2 health checks of the server itself (--all shows them)\n"
+    everything = kvwitness("show", data, "--all")
+    assert "HEALTH_CHECK_2" in everything.stdout
+    assert everything.stderr == ""
+    assert len(json.loads(kvwitness("show", data, "--json").stdout)["requests"]) == 3
+
+
+def test_a_server_that_was_only_checked_has_no_requests_yet(kvwitness: Command, tmp_path: Path) -> None:
+    record_journal(tmp_path / "checked", ["HEALTH_CHECK_1"])
+    result = kvwitness("show", tmp_path / "checked")
+    assert result.stdout.startswith("no requests yet in ")
+    assert result.stderr == "left out: 1 health check of the server itself (--all shows them)\n"
 
 
 def test_bundles_kept_beside_the_journals_are_not_counted_twice(kvwitness: Command, data: Path) -> None:

@@ -13,6 +13,7 @@ from kvwitness.tracer.cli.bundles import bundle_errors
 from kvwitness.tracer.cli.errors import INTERRUPTED, UserError, with_log
 from kvwitness.tracer.cli.expect import unmet_expectations
 from kvwitness.tracer.cli.output import json_option, note, print_json
+from kvwitness.tracer.cli.program import program
 from kvwitness.tracer.cli.table import print_requests
 from kvwitness.tracer.demo.run import DemoOptions, DemoResult, run_demo
 from kvwitness.tracer.demo.variants import PLAIN, VARIANTS, wrong_about_c
@@ -113,7 +114,7 @@ def _report(result: DemoResult, fault: str, wrong: list[str], as_json: bool) -> 
     else:
         print_requests(shown)
         click.echo(f"bundle: {result.bundle.path}")
-        click.echo(f"next:   kvwitness explain {result.bundle.path} --rid C")
+        click.echo(f"next:   {program()} explain {result.bundle.path} --rid C")
     for finding in result.run.findings:
         note(f"{finding.severity.value}: {finding.message}")
     for line in wrong:

@@ -6,6 +6,8 @@ from typing import IO, Any, Final
 
 import click
 
+from kvwitness.tracer.cli.program import runnable
+
 INTERRUPTED: Final = 130
 """Exit code of a command that Ctrl-C ended, as a shell gives it."""
 
@@ -22,7 +24,7 @@ class UserError(click.ClickException):
         self.what_to_do = what_to_do
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"error: {self.message}", file=file, err=file is None)
+        click.echo(f"error: {runnable(self.message)}", file=file, err=file is None)
 
 
 def with_log(error: Exception, where: str) -> UserError:

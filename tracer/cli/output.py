@@ -11,6 +11,8 @@ import click
 import msgspec
 from rich.console import Console, RenderableType
 
+from kvwitness.tracer.cli.program import runnable
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _FILE_WIDTH: Final = 10_000
@@ -30,7 +32,7 @@ def print_json(value: Any) -> None:
 
 def note(text: str) -> None:
     """One line for a person, on standard error."""
-    click.echo(text, err=True)
+    click.echo(runnable(text), err=True)
 
 
 def console() -> Console:

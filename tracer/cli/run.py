@@ -20,6 +20,7 @@ from kvwitness.tracer.cli.bundles import bundle_errors
 from kvwitness.tracer.cli.errors import INTERRUPTED, UserError
 from kvwitness.tracer.cli.expect import met_expectations, unmet_expectations
 from kvwitness.tracer.cli.output import json_option, note, print_json
+from kvwitness.tracer.cli.program import program
 from kvwitness.tracer.cli.table import print_requests
 from kvwitness.tracer.interrupt import finishing
 from kvwitness.tracer.protocol.abc import AbcRun, Progress, UnfitServer, run_abc
@@ -180,7 +181,7 @@ def _report(done: AbcRun, info: BundleInfo, unmet: Sequence[str], as_json: bool)
         print_requests(ours)
         click.echo(f"bundle: {info.path}")
         if others := len(rows) - len(ours):
-            click.echo(f"        also holds {others} other requests of this server: kvwitness show {info.path}")
+            click.echo(f"        also holds {others} other requests of this server: {program()} show {info.path}")
     for finding in done.findings:
         note(f"{finding.severity.value}: {finding.message}")
     if done.stopped:

@@ -93,9 +93,7 @@ def follow(
             if follower.refresh():
                 journals = follower.journals
                 if known is not None and len(journals) > known:
-                    say(
-                        f"a server records into {directory}: {len(journals)} journal{'s' if len(journals) > 1 else ''} now"
-                    )
+                    say(f"a server records into {directory}; journals now: {len(journals)}")
                 outbox.offer(build_spans(judgement.judge(journals), hosts=hosts_of(journals)), began)
             known = len(follower.journals)
             outbox.send(time.monotonic(), everything=stopping)
