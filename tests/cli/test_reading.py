@@ -11,6 +11,7 @@ from bundle.runs import record_journal
 
 from kvwitness.tracer.bundle import BundleInputs, write_bundle
 from kvwitness.tracer.bundle.layout import decode_manifest, encode_manifest, hash_line, sha256
+from kvwitness.tracer.model import EventRef, LoadBack
 
 from .conftest import Command
 
@@ -62,12 +63,29 @@ def test_explain(kvwitness: Command, bundle: Path, rid: str) -> None:
     text = result.stdout
     assert text.startswith("L2 reported\n")
     assert "request abc-c-1, 100 prompt tokens" in text
+    assert "cache epoch 0 (since the last flush or start)" in text
     assert "by the server" in text
     assert "seen     born  queued  [Queued 6]" in text
     assert "MISSING  read  no load was seen" in text
     assert "to obtain read: attach the hooks before the run" in text
     assert "cached_tokens_details" in text
     assert "agrees" in text
+
+
+def test_a_load_is_named_by_its_event(kvwitness: Command, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bundle.runs import simple_judge
+
+    from kvwitness.tracer.judgement import Judgement
+
+    load = LoadBack(12, 1504, 1504, 4096, 1_000_000, 2_000_000, 3_000_000, None, (EventRef("i", 175, "LoadQueued"),))
+
+    def judge(*args: object) -> Judgement:
+        verdicts = simple_judge(*args).verdicts  # type: ignore[arg-type]
+        return Judgement((), tuple(msgspec.structs.replace(one, load_backs=(load,)) for one in verdicts))
+
+    monkeypatch.setattr("kvwitness.tracer.judgement.judge", judge)
+    text = kvwitness("explain", data, "--rid", "other").stdout
+    assert "load queued by event 175: 1504 tokens from L2, 4096 bytes, done 2.00 ms later  [LoadQueued 175" in text
 
 
 def test_explain_prints_brackets_as_they_are(kvwitness: Command, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

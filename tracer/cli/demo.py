@@ -12,6 +12,7 @@ from kvwitness.tracer.bundle.write import check_destination
 from kvwitness.tracer.cli.bundles import bundle_errors
 from kvwitness.tracer.cli.errors import INTERRUPTED, UserError, with_log
 from kvwitness.tracer.cli.expect import unmet_expectations
+from kvwitness.tracer.cli.findings import note_findings
 from kvwitness.tracer.cli.output import json_option, note, print_json
 from kvwitness.tracer.cli.program import program
 from kvwitness.tracer.cli.table import print_requests
@@ -115,8 +116,7 @@ def _report(result: DemoResult, fault: str, wrong: list[str], as_json: bool) -> 
         print_requests(shown)
         click.echo(f"bundle: {result.bundle.path}")
         click.echo(f"next:   {program()} explain {result.bundle.path} --rid C")
-    for finding in result.run.findings:
-        note(f"{finding.severity.value}: {finding.message}")
+    note_findings(result.run.findings)
     for line in wrong:
         note(f"not as expected: {line}")
     if not wrong:

@@ -63,7 +63,7 @@ def _about(verdict: RequestVerdict) -> str:
         f"request {verdict.rid}",
         f"{verdict.prompt_tokens} prompt tokens",
         f"instance {verdict.instance}",
-        f"epoch {verdict.epoch}",
+        f"cache epoch {verdict.epoch} (since the last flush or start)",
     ]
     if verdict.attempt > 1:
         parts.append(f"attempt {verdict.attempt}")
@@ -122,7 +122,8 @@ def _load_backs(verdict: RequestVerdict) -> Iterator[RenderableType]:
 
 
 def _load_words(load: LoadBack) -> str:
-    words = f"load {load.transfer}: {load.tokens} tokens from L2"
+    queued = f" queued by event {load.events[0].seq}" if load.events else ""
+    words = f"load{queued}: {load.tokens} tokens from L2"
     if load.transfer_tokens != load.tokens:
         words += f" of {load.transfer_tokens} in the transfer"
     words += f", {load.bytes} bytes"

@@ -19,6 +19,7 @@ from kvwitness.tracer.cli.address import web_address
 from kvwitness.tracer.cli.bundles import bundle_errors
 from kvwitness.tracer.cli.errors import INTERRUPTED, UserError
 from kvwitness.tracer.cli.expect import met_expectations, unmet_expectations
+from kvwitness.tracer.cli.findings import note_findings
 from kvwitness.tracer.cli.output import json_option, note, print_json
 from kvwitness.tracer.cli.program import program
 from kvwitness.tracer.cli.table import print_requests
@@ -94,8 +95,9 @@ def abc_command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """A computes a prefix, B reuses it from L1, other prompts push it out of L1, C asks for it again.
+    """Send A, B, unrelated prompts and C, and keep the evidence.
 
+    A computes a prefix, B reuses it from L1, the unrelated prompts push it out of L1, C asks for it again.
     Ctrl-C ends the run: what was recorded until then becomes a bundle that says so, and the exit code is 130.
 
     \b
@@ -182,8 +184,7 @@ def _report(done: AbcRun, info: BundleInfo, unmet: Sequence[str], as_json: bool)
         click.echo(f"bundle: {info.path}")
         if others := len(rows) - len(ours):
             click.echo(f"        also holds {others} other requests of this server: {program()} show {info.path}")
-    for finding in done.findings:
-        note(f"{finding.severity.value}: {finding.message}")
+    note_findings(done.findings)
     if done.stopped:
         note(f"the run did not reach its end: {done.stopped}")
     for line in unmet:

@@ -65,7 +65,7 @@ def _ensure(kind: ModelKind, release: str) -> tuple[StandEnvironment, Path]:
 @click.option("--model", "kind", type=click.Choice(MODEL_KINDS), default="qwen2", show_default=True)
 @json_option
 def ensure(kind: ModelKind, release: str, as_json: bool) -> None:
-    """Build the stand's environment (about 3 GB to download, once) and its model.
+    """Build the environment and the model (once, about 3 GB).
 
     An older release's environment shares most of the newest's, which is built first.
 
