@@ -116,3 +116,38 @@ def test_a_log_comes_before_the_line_that_sums_it_up(capsys: pytest.CaptureFixtu
     error.show()
     line = capsys.readouterr().err
     assert line == "error: kvwitness demo: the server ended with status 1; see the end of /x/server.log above\n"
+
+
+def test_without_a_jaeger_there_is_one_remedy(
+    kvwitness: Command, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JAEGER_BIN", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert error_line(kvwitness, "jaeger", bundle, "--module", "tests/jaeger") == (
+        "error: kvwitness jaeger: there is no Jaeger: JAEGER_BIN is not set, and there is no `go` on PATH to build one "
+        "with; install Go (the version in tests/jaeger/go.mod or newer), or set JAEGER_BIN to a Jaeger v2 program"
+    )
+    monkeypatch.setenv("JAEGER_BIN", "/nowhere/jaeger")
+    assert error_line(kvwitness, "jaeger", bundle) == (
+        "error: kvwitness jaeger: JAEGER_BIN=/nowhere/jaeger is not a file; "
+        "set it to a Jaeger v2 program, or unset it to build one"
+    )
+
+
+def test_a_build_of_jaeger_that_fails(
+    kvwitness: Command, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = tmp_path / "go"
+    go.write_text('#!/bin/sh\n[ "$1" = env ] && exit 0\necho "cannot find module" >&2\nexit 1\n')
+    go.chmod(0o755)
+    monkeypatch.delenv("JAEGER_BIN", raising=False)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("go.mod", "go.sum"):
+        (tmp_path / name).write_text("module m\n")
+    result = kvwitness("jaeger", bundle, "--module", tmp_path)
+    assert result.exit_code == 2
+    *log, line = result.stderr.splitlines()
+    assert "cannot find module" in log
+    assert line.startswith("error: kvwitness jaeger: building Jaeger failed (`go build` ended with 1); see the end of ")
+    assert line.endswith("build.log above, or set JAEGER_BIN to a Jaeger v2 program")

@@ -25,7 +25,6 @@ from kvwitness.tracer.judgement import Judgement, judge
 from kvwitness.tracer.spans import semconv as sc
 from kvwitness.tracer.spans.build import build_spans
 from kvwitness.tracer.spans.follow import Follower
-from kvwitness.tracer.spans.jaeger import wait_for
 from kvwitness.tracer.spans.live import LiveResult, Outbox, follow
 from kvwitness.tracer.spans.sender import Sender, SendError
 from kvwitness.tracer.spans.spec import SpanSpec
@@ -33,6 +32,7 @@ from kvwitness.tracer.spans.spec import SpanSpec
 from .made import instance, judged, load, request
 from .recorded import RIDS
 from .test_export import endpoint
+from .waiting import wait_for
 
 EVENTS = read_journal(ABC).events
 NAME = "scheduler-1-2.kvwj"
