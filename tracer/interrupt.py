@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 
@@ -17,7 +17,9 @@ def finishing(say: Callable[[str], None]) -> Iterator[None]:
         return
 
     def answer(_signal: int, _frame: FrameType | None) -> None:
-        say("the bundle is being written, which takes seconds")
+        # Whatever it interrupted, printing a line for example, has to go on.
+        with suppress(RuntimeError):
+            say("the bundle is being written, which takes seconds")
 
     before = signal.signal(signal.SIGINT, answer)
     try:

@@ -102,3 +102,11 @@ def test_ctrl_c_while_the_bundle_is_written_is_only_answered() -> None:
         os.kill(os.getpid(), signal.SIGINT)
     assert said == ["the bundle is being written, which takes seconds"]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_answer_that_cannot_be_printed_does_not_stop_the_writing() -> None:
+    def say(_line: str) -> None:
+        raise RuntimeError("reentrant call inside a writer")
+
+    with finishing(say):
+        os.kill(os.getpid(), signal.SIGINT)

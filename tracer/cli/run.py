@@ -112,8 +112,8 @@ def abc_command(
             client.check()
         folder, journals_from = _find_journals_folder(url, directory)
         done = _run(AbcOptions(**options), client, folder, progress)
-        progress.phase("Writing the bundle")
-        with finishing(progress.detail), bundle_errors():
+        with finishing(note), bundle_errors():
+            progress.phase("Writing the bundle")
             paths = recorded_journals(folder) if folder else []
             inputs = inputs_of_run(done, host_facts(), find_server_processes(url), paths, journals_from)
             info = write_bundle(out, inputs, spans=span_lines, replace=replace)

@@ -93,8 +93,8 @@ def run_demo(options: DemoOptions, out: Path, progress: Progress, *, replace: bo
         progress.phase("Stopping the server")
     if variant.cut_journal:
         cut_journals(journals)
-    progress.phase("Writing the evidence bundle")
-    with finishing(progress.detail):
+    with finishing(progress.phase):
+        progress.phase("Writing the evidence bundle")
         inputs = inputs_of_run(run, host_facts(), processes, recorded_journals(journals), "the demo's own server")
         bundle = write_bundle(out, inputs, spans=span_lines, replace=replace)
     return DemoResult(run, bundle, workdir / "server.log")

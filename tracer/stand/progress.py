@@ -50,7 +50,7 @@ class PlainProgress:
         self._title = ""
         self._detail = ""
         self._phase_start = self._last_print = time.monotonic()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def phase(self, title: str) -> None:
         with self._lock:
