@@ -35,9 +35,11 @@ def print_requests(rows: Sequence[Row], *, doubt: str = "") -> None:
 
     ``doubt`` is put before every sentence.
     """
+    if not rows:
+        return
     out = console()
     sentences = [Text(doubt + row.sentence) for row in rows]
-    longest = max((sentence.cell_len for sentence in sentences), default=0)
+    longest = max(sentence.cell_len for sentence in sentences)
     room = out.width - out.measure(_table(rows)).maximum - _GAP
     if room < min(_SENTENCE_ROOM, longest):
         display(out, *_blocks(rows, sentences))
@@ -55,7 +57,7 @@ def _table(rows: Sequence[Row], sentences: Sequence[Text] = ()) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("request")
     table.add_column("series")
-    for name in _counts(rows, rows[0]) if rows else ():
+    for name in _counts(rows, rows[0]):
         table.add_column(name, justify="right")
     table.add_column("grade")
     if sentences:
