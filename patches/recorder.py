@@ -1,8 +1,9 @@
 """The append-only journal of one process, written into a memory-mapped file.
 
 Cost on the calling thread: one ``struct.pack``, one crc32, two stores into mapped memory; no lock, no
-system call, no other thread. Everything that is the same for a kind of event is computed once. The whole file is allocated when it is opened, so that a full disk is found
-there and not as a SIGBUS in the middle of serving. What does not fit any more is counted, never silent.
+system call, no other thread. Everything that is the same for a kind of event is computed once. The whole
+file is allocated when it is opened, so that a full disk is found there and not as a SIGBUS in the middle of
+serving. What does not fit any more is counted, never silent.
 
 A record is committed by its first word, stored last: after ``kill -9`` everything recorded before is there.
 Threads never share a chunk. Holds for every SGLang release; needs CPython with the GIL (``next()`` on an
