@@ -276,7 +276,7 @@ class Witness:
 
     def path_tail(self, node: Any) -> bytes:
         """:meth:`path_of` encoded for an event."""
-        return Tail.ints(number for step in self.path_of(node) for number in step)
+        return Tail.ints(itertools.chain.from_iterable(self.path_of(node)))
 
     def span_of(self, node: Any) -> tuple[int, int]:
         """Token positions ``[start, end)`` that ``node`` holds; (-1, -1) when the tree does not know it."""
