@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -307,15 +307,18 @@ def main() -> None:
     parser.add_argument("--events-only", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    result: dict[str, Any] = {"events": bench_events(), "idle hooks": bench_idle_hooks()}
-    if not options.events_only:
-        with reporting() as progress:
-            result["profile"] = bench_hooks(progress)
-            result["server"] = bench_server(options.rounds, progress)
+    with reporting() as progress:
+        parts: dict[str, Callable[[], Any]] = {"events": bench_events, "idle hooks": bench_idle_hooks}
+        if not options.events_only:
+            parts["profile"] = lambda: bench_hooks(progress)
+            parts["server"] = lambda: bench_server(options.rounds, progress)
+        result = {}
+        for name, measure in parts.items():
+            result[name] = measure()
+            if not options.json:  # a part takes minutes: it is shown when it is there
+                show({name: result[name]})
     if options.json:
         json.dump(result, sys.stdout, indent=1)
-        return
-    show(result)
 
 
 def show_costs(costs: Mapping[str, Cost]) -> None:
@@ -327,10 +330,12 @@ def show_costs(costs: Mapping[str, Cost]) -> None:
 
 def show(result: dict[str, Any]) -> None:
     header = f"  {'':<28} median      best   median ratio"
-    print(f"\nPer event on the recording thread (goal: a median of at most {GOAL_US:g} microseconds)\n{header}")
-    show_costs(result["events"])
-    print(f"\nPer hook with nothing to do, wrapper included (an idle scheduler, on every loop)\n{header}")
-    show_costs(result["idle hooks"])
+    if "events" in result:
+        print(f"\nPer event on the recording thread (goal: a median of at most {GOAL_US:g} microseconds)\n{header}")
+        show_costs(result["events"])
+    if "idle hooks" in result:
+        print(f"\nPer hook with nothing to do, wrapper included (an idle scheduler, on every loop)\n{header}")
+        show_costs(result["idle hooks"])
     if "profile" in result:
         profile = result["profile"]
         print("\nPer hook, observers only, in the scheduler (median)")
@@ -344,6 +349,7 @@ def show(result: dict[str, Any]) -> None:
         for name, label in (("on", "kvwitness on"), ("trace", "SGLang --enable-trace")):
             for figure, r in server[name].items():
                 print(f"  {label:<22} {figure:<12} {r['median']:.3f} ({r['low']:.3f} to {r['high']:.3f})")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
