@@ -252,6 +252,11 @@ def after_init_load_back(w: Witness, token: Any, result: Any, args: Args, kwargs
     loaded = 0
     if result is not None:
         loaded = int(result[0]) if isinstance(result[0], int) else len(result[0])
+    load_back_decided(w, attempt, node, promised, loaded)
+
+
+def load_back_decided(w: Witness, attempt: LoadAttempt, node: Any, promised: int, loaded: int) -> None:
+    """The tree loaded ``loaded`` of the ``promised`` tokens that L2 has up to ``node``."""
     if not (promised or loaded or attempt.spec_built):
         return
     if w.family != UNIFIED and not attempt.load_called:

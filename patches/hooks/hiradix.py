@@ -1,11 +1,11 @@
-"""HiRadixCache: the HiCache tree of SGLang 0.4.9 to 0.5.18 (0.4.6 has another host pool and is not covered).
+"""HiRadixCache: the HiCache tree of SGLang 0.4.6 to 0.5.18 (what only 0.4.6 to 0.4.8 have is in ``hiradix_04``).
 
 Everything here runs on the scheduler thread. Nodes are objects; their ids start again at 0 with every reset,
 so nothing is remembered across one. ``RadixCache`` is its base class and also what ``SchedulePolicy``
 simulates its waiting queue with: methods of the base class are looked at only when called on the tree that
 is watched.
 
-What moves KV out of L1: ``_evict_backuped`` (0.4.9 to 0.5.15) or ``_detach_backuped`` (0.5.16 and newer,
+What moves KV out of L1: ``_evict_backuped`` (0.4.6 to 0.5.15) or ``_detach_backuped`` (0.5.16 and newer,
 which ``_evict_backuped`` calls), ``_evict_regular``, and ``_drop_subtree_no_host`` (0.5.16 and newer).
 """
 
@@ -24,13 +24,14 @@ OWNER = "HiRadixCache"
 
 # --- set-up ------------------------------------------------------------------------------------------
 
-# The signatures of the constructor: 0.5.6 and newer, 0.5.4, 0.5.2, 0.4.10, 0.4.9.
+# The signatures of the constructor: 0.5.6 and newer, 0.5.4, 0.5.2 and 0.4.10, 0.4.9, and before.
 _POOLS = "req_to_token_pool token_to_kv_pool_allocator tp_cache_group page_size hicache_ratio hicache_size"
 _CONSTRUCTORS = (
     "params server_args",
     f"{_POOLS} hicache_write_policy hicache_io_backend hicache_mem_layout enable_metrics",
     f"{_POOLS} hicache_write_policy hicache_io_backend hicache_mem_layout",
     f"{_POOLS} hicache_write_policy hicache_io_backend",
+    f"{_POOLS} hicache_write_policy",
 )
 
 # --- insert ------------------------------------------------------------------------------------------

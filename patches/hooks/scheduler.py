@@ -1,4 +1,4 @@
-"""A request's way through the scheduler of SGLang 0.4.9 to 0.5.23, and whose allocation is going on.
+"""A request's way through the scheduler of SGLang 0.4.6 to 0.5.23, and whose allocation is going on.
 
 All on the scheduler thread. Decode steps leave no event: only prefill decides which tokens were reused.
 """
