@@ -6,6 +6,7 @@ from kvwitness.patches.contract import Hook
 from kvwitness.patches.hooks import (
     controller,
     copies,
+    himamba,
     hiradix,
     hiradix_04,
     host_pool,
@@ -25,6 +26,7 @@ def all_hooks() -> list[Hook]:
         *unified_obj.HOOKS,
         *hiradix_04.HOOKS,
         *hiradix.HOOKS,
+        *himamba.HOOKS,
         *controller.HOOKS,
         *copies.HOOKS,
         *host_pool.HOOKS,

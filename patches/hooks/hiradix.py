@@ -51,66 +51,66 @@ def _enter_cache(w: Witness, args: Args, kwargs: Kwargs) -> Any:
 
 # --- L1 eviction -------------------------------------------------------------------------------------
 
-_Victim = tuple[int, int, int, int]
+Victim = tuple[int, int, int, int]
 
 
-def _victim(w: Witness, node: Any) -> _Victim:
+def victim_of(w: Witness, node: Any) -> Victim:
     """Id, span and tokens of a node that is about to leave L1."""
     start, end = w.span_of(node)
     return int(node.id), start, end, len(node.value)
 
 
-def _emit(w: Witness, victim: _Victim, how: int, tokens: int) -> None:
+def left_l1(w: Witness, victim: Victim, how: int, tokens: int) -> None:
     number, start, end, _ = victim
     lost = tokens if how in (Eviction.DROPPED, Eviction.DROPPED_HOST_PRESSURE) else 0
     w.emit(EvictedL1, common.evict_call(w), number, start, end, how, tokens, lost)
 
 
-def _enter_backuped(w: Witness, args: Args, kwargs: Kwargs) -> _Victim | None:
+def _enter_backuped(w: Witness, args: Args, kwargs: Kwargs) -> Victim | None:
     if hasattr(type(args[0]), "_detach_backuped"):
         return None
-    return _victim(w, argument(args, kwargs, 1, "node"))
+    return victim_of(w, argument(args, kwargs, 1, "node"))
 
 
 def _after_backuped(w: Witness, token: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
     if token is not None:
-        _emit(w, token, Eviction.DEMOTED, int(result))
+        left_l1(w, token, Eviction.DEMOTED, int(result))
 
 
-def _enter_detach(w: Witness, args: Args, kwargs: Kwargs) -> _Victim:
-    return _victim(w, argument(args, kwargs, 1, "node"))
+def _enter_detach(w: Witness, args: Args, kwargs: Kwargs) -> Victim:
+    return victim_of(w, argument(args, kwargs, 1, "node"))
 
 
 def _after_detach(w: Witness, token: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
     if token[0] in args[0].ongoing_write_through:
         # write_back: out of the tree, but its L1 slots are kept until its copy is complete.
         w.staged.append(token)
-        _emit(w, token, Eviction.STAGED, 0)
+        left_l1(w, token, Eviction.STAGED, 0)
     else:
-        _emit(w, token, Eviction.DEMOTED, int(result))
+        left_l1(w, token, Eviction.DEMOTED, int(result))
 
 
 def demote_staged(w: Witness) -> None:
     """The copies that an eviction waited for are complete: the nodes leave L1 now."""
     for victim in w.staged:
-        _emit(w, victim, Eviction.DEMOTED, victim[3])
+        left_l1(w, victim, Eviction.DEMOTED, victim[3])
     w.staged.clear()
 
 
-def _enter_regular(w: Witness, args: Args, kwargs: Kwargs) -> _Victim:
-    return _victim(w, argument(args, kwargs, 1, "node"))
+def _enter_regular(w: Witness, args: Args, kwargs: Kwargs) -> Victim:
+    return victim_of(w, argument(args, kwargs, 1, "node"))
 
 
 def _after_regular(w: Witness, token: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
-    _emit(w, token, Eviction.DROPPED, int(result))
+    left_l1(w, token, Eviction.DROPPED, int(result))
 
 
-def _enter_subtree(w: Witness, args: Args, kwargs: Kwargs) -> list[_Victim]:
+def _enter_subtree(w: Witness, args: Args, kwargs: Kwargs) -> list[Victim]:
     waiting, victims = [argument(args, kwargs, 1, "root")], []
     while waiting:
         node = waiting.pop()
         if node.value is not None:
-            victims.append(_victim(w, node))
+            victims.append(victim_of(w, node))
         waiting.extend(node.children.values())
     return victims
 
@@ -118,9 +118,9 @@ def _enter_subtree(w: Witness, args: Args, kwargs: Kwargs) -> list[_Victim]:
 def _after_subtree(w: Witness, token: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
     for victim in token:
         if result:
-            _emit(w, victim, Eviction.DROPPED_HOST_PRESSURE, victim[3])
+            left_l1(w, victim, Eviction.DROPPED_HOST_PRESSURE, victim[3])
         else:
-            _emit(w, victim, Eviction.KEPT, 0)
+            left_l1(w, victim, Eviction.KEPT, 0)
 
 
 # --- declarations ------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from kvwitness.patches.contract import HIRADIX, Args, Hook, Kwargs, argument
 from kvwitness.patches.hooks import common, threads
 from kvwitness.patches.hooks.copies import ANCHOR
+from kvwitness.patches.hooks.nodes import only_in_l2
 from kvwitness.patches.schema.events import Direction
 from kvwitness.patches.witness import LoadAttempt, Witness
 
@@ -35,19 +36,10 @@ class _Match(NamedTuple):
     host_hit_length: int
 
 
-def _in_l2(node: Any) -> int:
-    """Tokens that only L2 has on the path to ``node``."""
-    tokens = 0
-    while node.value is None and node.parent is not None:
-        tokens += len(node.host_value)
-        node = node.parent
-    return tokens
-
-
 def _after_match(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
     indices, node, *rest = result
     deepest = rest[0] if rest else node
-    match = _Match(indices, node, deepest, _in_l2(deepest))
+    match = _Match(indices, node, deepest, only_in_l2(deepest))
     common.after_match(w, None, match, args, kwargs)
 
 
@@ -56,7 +48,7 @@ def _after_match(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) ->
 
 def _enter_load_back(w: Witness, args: Args, kwargs: Kwargs) -> tuple[Any, LoadAttempt, int]:
     # Before: what is loaded is in L1 afterwards.
-    promised = _in_l2(argument(args, kwargs, 1, "last_node"))
+    promised = only_in_l2(argument(args, kwargs, 1, "last_node"))
     return (*common.enter_init_load_back(w, args, kwargs), promised)
 
 
