@@ -84,3 +84,25 @@ def test_kv_that_was_not_copied_whole_takes_the_claim(run: str) -> None:
     ]
     again = turns(bent)[1]
     assert again.grade is not Grade.CONFIRMED and SCOPE not in again.sentence
+
+
+def test_a_state_that_came_back_from_l2_keeps_an_l1_read_from_being_confirmed() -> None:
+    """Few slots for states: at the third turn the KV was in L1 and its state in L2 only.
+
+    SGLang 0.5.12 counts the state as one token of L2.
+    """
+    raw = lzma.decompress((DATA.parent / "hybrid-states" / "0.5.12.post1-himamba.kvwj.xz").read_bytes())
+    events = tuple(parse_journal(raw, "scheduler-1-1.kvwj").events)
+    judgement = judge([journal_of(events)])
+    (facts,) = judgement.instances
+    assert facts.hook_failures == {} and facts.gaps == () and facts.anomalies == ()
+    _, again, third = (v for v in judgement.verdicts if v.prompt_tokens == 311)
+    matched = [e for e in events if isinstance(e, ev.Matched) and e.mamba_host]
+    assert [(m.device, m.host) for m in matched] == [(307, 0)]
+    assert again.tokens.l1 == 307 and again.grade is Grade.REPORTED and "host 1" in again.sentence
+    assert third.sentence == f"L1 read confirmed {SCOPE}"
+    # The state's way back is no transfer of KV; its eviction took KV along.
+    assert not [e for e in events if isinstance(e, ev.TransferStarted) and e.direction == ev.Direction.H2D]
+    evictions = [e for e in events if isinstance(e, ev.EvictBegin)]
+    assert evictions and all(e.asked == 0 and e.asked_mamba for e in evictions)
+    assert [e for e in events if isinstance(e, ev.EvictedL1)]

@@ -45,7 +45,9 @@ def test_the_cores_are_read_from_the_source(tmp_path: Path, told: bool) -> None:
 
 
 def test_without_a_choice_of_cores_there_is_none(tmp_path: Path) -> None:
-    with open_wheel(make_wheel(tmp_path, {"sglang.srt.environ": "class Envs:\n    OTHER = EnvStr('rust')\n"})) as source:
+    with open_wheel(
+        make_wheel(tmp_path, {"sglang.srt.environ": "class Envs:\n    OTHER = EnvStr('rust')\n"})
+    ) as source:
         assert default_core(source) == "" and silent_cores(source) == ()
 
 
@@ -57,7 +59,9 @@ def test_a_default_core_that_tells_no_paths_proves_nothing() -> None:
     assert all("rust tree core" in reason and "=python" in reason for reason in lost.values())
 
 
-@pytest.mark.parametrize(("version", "condition"), [("0.5.19", True), ("0.5.20", True), ("0.5.18", False), ("0.5.22", False)])
+@pytest.mark.parametrize(
+    ("version", "condition"), [("0.5.19", True), ("0.5.20", True), ("0.5.18", False), ("0.5.22", False)]
+)
 def test_a_core_that_is_not_the_default_is_a_condition(version: str, condition: bool) -> None:
     tree = tree_of(version)
     assert tree.confirms(Claim.L2_READ)
