@@ -59,6 +59,9 @@ class Hook:
     for coverage; which one that is is found at run time, not guessed from the version.
 
     Several hooks may share a name (one per signature of the same observation): one of them is enough."""
+    beside: str = ""
+    """Another attribute that the class must define, too: it tells apart what one name and one signature mean in
+    different generations."""
 
     @property
     def target(self) -> str:

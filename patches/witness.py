@@ -59,6 +59,26 @@ class LoadAttempt:
         self.load_failed = False
 
 
+class ThreadLoad:
+    """SGLang 0.4: a launched load, and how the forward pass that it is for read what it brings."""
+
+    __slots__ = ("batch", "begun", "early", "layers", "slot", "transfer", "upto")
+
+    def __init__(self, transfer: int, upto: int, slot: int | None) -> None:
+        self.transfer = transfer
+        self.upto = upto
+        """Tokens of all loads launched so far, this one included."""
+        self.slot = slot
+        """Number of the layer count that its batch waits for; None where there is only one."""
+        self.batch = 0
+        self.begun = False
+        """The batch's forward pass was told ``slot``."""
+        self.layers: set[int] = set()
+        """Layers whose copy had ended before the pass went on to read them."""
+        self.early = False
+        """The pass went on to read a layer whose copy had not ended."""
+
+
 class Witness:
     """Journal, context and tables of one process. Methods called from hooks may raise; the guard catches."""
 
@@ -105,6 +125,14 @@ class Witness:
         """SGLang 0.4: node -> tokens of the loads that wait for a batch to be ready."""
         self.thread_loads: list[tuple[int, tuple[int, ...], int]] = []
         """SGLang 0.4: transfer, nodes and tokens of the loads under way."""
+        self.thread_tokens = 0
+        """SGLang 0.4: tokens of all loads launched since the cache was reset."""
+        self.thread_reads: tuple[ThreadLoad, ...] = ()
+        """SGLang 0.4: launched loads whose batch is not over (replaced, never changed: other threads read it)."""
+        self.layer_tokens = 0
+        """SGLang 0.4: tokens of the layer that the loading thread has copied and not counted (that thread)."""
+        self.layers_loaded: dict[int, int] = {}
+        """SGLang 0.4: layer -> tokens loaded since the cache was reset (written by the loading thread)."""
         self.thread_acks: set[int] = set()
         """SGLang 0.4: acknowledged nodes of loads that are not complete."""
         self.copied: dict[int, int] = {}

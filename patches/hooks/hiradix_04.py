@@ -63,8 +63,8 @@ def _after_load_back(w: Witness, token: Any, result: Any, args: Args, kwargs: Kw
 
 def _after_page_load(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
     if w.pools.get(id(args[0])) == ANCHOR:
-        tokens = len(argument(args, kwargs, 1, "host_indices"))
-        w.copied[Direction.H2D] = w.copied.get(Direction.H2D, 0) + tokens
+        w.layer_tokens = len(argument(args, kwargs, 1, "host_indices"))
+        w.copied[Direction.H2D] = w.copied.get(Direction.H2D, 0) + w.layer_tokens
 
 
 def _after_page_backup(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) -> None:

@@ -9,7 +9,7 @@ from collections import deque
 from typing import Any
 
 from kvwitness.patches.contract import HIMAMBA, HIRADIX, UNIFIED, UNIFIED_OBJ, Args, Hook, Kwargs, argument
-from kvwitness.patches.hooks import common
+from kvwitness.patches.hooks import common, layers
 from kvwitness.patches.instance import describe_process, scheduler_ranks
 from kvwitness.patches.schema.events import (
     AbortedInQueue,
@@ -172,6 +172,7 @@ def _enter_run_batch(w: Witness, args: Args, kwargs: Kwargs) -> None:
     if not batch.forward_mode.is_extend():
         return
     number = w.next_batch()
+    layers.batch_begins(w, number)
     decoding = getattr(batch, "decoding_reqs", None) or ()
     for i, req in enumerate(batch.reqs):
         if req in decoding:
@@ -191,7 +192,9 @@ def _after_prefill_result(w: Witness, _: Any, result: Any, args: Args, kwargs: K
     for req in batch.reqs:
         waiting = w.batches.get(req.rid)
         if waiting:
-            w.emit(PrefillDone, w.req_id(req), waiting.popleft(), len(req.output_ids))
+            number = waiting.popleft()
+            layers.batch_ended(w, number)
+            w.emit(PrefillDone, w.req_id(req), number, len(req.output_ids))
 
 
 # --- end ---------------------------------------------------------------------------------------------

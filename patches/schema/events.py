@@ -589,6 +589,20 @@ class EvictHost(Event):
     req: int
 
 
+@_event(70, "QqB")
+@dataclass(frozen=True, slots=True)
+class LoadWaited(Event):
+    """SGLang 0.4 to 0.5.1: the forward pass that host-to-device ``transfer`` was launched for is over.
+
+    In ``layers`` layers the copy had ended before the pass went on to read them. ``early`` 1: it went on to
+    read a layer whose copy had not ended.
+    """
+
+    transfer: int
+    layers: int
+    early: int
+
+
 # --- L3 ----------------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ from kvwitness.patches.schema.events import (
     LoadBackDecided,
     LoadDone,
     LoadQueued,
+    LoadWaited,
     Matched,
     PathNode,
     Refusal,
@@ -48,6 +49,9 @@ def watched(tmp_path: Path) -> Iterator[Witness]:
             old.CONTROLLER: tree_04.Controller,
             tree_04.HOST_POOL: tree_04.HostPool,
             tree_04.MHA_POOL: tree_04.PagePool,
+            old.COUNTER: tree_04.LayerDoneCounter,
+            old.SCHEDULER: old.Scheduler,
+            old.RESULTS: old.Scheduler,
         },
     )
     yield w
@@ -160,3 +164,43 @@ def test_a_refusal_is_told(watched: Witness, tmp_path: Path) -> None:
 def test_a_load_back_of_what_is_in_l1_is_none(watched: Witness, tmp_path: Path) -> None:
     loaded(inserted(16), 16)
     assert not old.events(tmp_path, LoadBackDecided)
+
+
+class Pass:
+    """A forward pass beside the loading thread; ``order`` is how the steps of the two fall in time."""
+
+    def __init__(self, built: tree_04.HiRadix, order: str) -> None:
+        self.controller, self.order, self.layer = built.cache_controller, order, 0
+        self.reqs = [request(18)]
+        self.reqs[0].prefix_len, self.reqs[0].extend_end = 16, 18
+        self.reqs[0].full_untruncated_fill_ids = list(range(18))
+        self.forward_mode = SimpleNamespace(is_extend=lambda: True)
+
+    def forward(self) -> None:
+        for step in self.order:
+            match step:
+                case "w":  # The thread wakes up.
+                    self.controller.layer_done_counter.reset()
+                case "c":  # It copies the next layer.
+                    self.controller.copy_layer(old.Slots(range(16)), self.layer)
+                    self.layer += 1
+                case _:  # The pass goes on to read layer 0 or 1.
+                    self.controller.layer_done_counter.wait_until(int(step))
+
+
+@pytest.mark.parametrize(
+    ("order", "layers", "early"), [("wc0c1", 2, 0), ("wcc01", 2, 0), ("0wcc1", 1, 1), ("01wcc", 0, 1), ("wc0", 1, 0)]
+)
+def test_a_pass_that_did_not_wait_is_told(
+    watched: Witness, tmp_path: Path, order: str, layers: int, early: int
+) -> None:
+    """Until the thread wakes up the count of the load before stands, and a pass does not wait."""
+    built = inserted(16)
+    built.evict(16)
+    loaded(built, 16)
+    built.ready_to_load_cache()
+    batch, scheduler = Pass(built, order), old.Scheduler()
+    scheduler.run_batch(batch)
+    scheduler.process_batch_result_prefill(batch, None)
+    (waited,) = old.events(tmp_path, LoadWaited)
+    assert (waited.layers, waited.early) == (layers, early)

@@ -32,6 +32,23 @@ class PagePool(HostPool):
     def write_page_all_layers(self, host_indices: old.Slots, device_indices: old.Slots, device_pool: Any) -> None: ...
 
 
+class LayerDoneCounter:
+    """One count of copied layers, for every load and every pass."""
+
+    def __init__(self, layers: int) -> None:
+        self.counter = layers
+
+    def increment(self) -> None:
+        self.counter += 1
+
+    def wait_until(self, threshold: int) -> None:
+        """The real one waits; the tests call it when it would return."""
+        assert self.counter > threshold, "it would wait here"
+
+    def reset(self) -> None:
+        self.counter = 0
+
+
 class Controller:
     """Hands over to threads, which are the tests."""
 
@@ -42,6 +59,7 @@ class Controller:
         self.ack_write_queue: Queue[int] = Queue()
         self.ack_load_queue: Queue[int] = Queue()
         self.loads: list[old.Slots] = []
+        self.layer_done_counter = LayerDoneCounter(pool.layer_num)
 
     def write(self, device_indices: old.Slots, priority: int | None = None, node_id: int = 0) -> old.Slots | None:
         return self.mem_pool_host.alloc(len(device_indices))
@@ -54,8 +72,12 @@ class Controller:
         """The load thread at work."""
         for slots in self.loads:
             for layer in range(layers):
-                self.mem_pool_host.load_page_per_layer(slots, slots, None, layer)
+                self.copy_layer(slots, layer)
         self.loads.clear()
+
+    def copy_layer(self, slots: old.Slots, layer: int) -> None:
+        self.mem_pool_host.load_page_per_layer(slots, slots, None, layer)
+        self.layer_done_counter.increment()
 
 
 class Radix(old.Radix):

@@ -43,10 +43,23 @@ NUMBERS: dict[str, tuple[int, ...]] = {
     "batch": (-1, 1, 2),
     "transfer": (-1, 1, 2),
     "call": (-1, 1),
+    "layers": (-1, 1),
     "pool": (1,),
 }
 IDS = ("req", "node", "best_node", "device_node", "id")
-FLAGS = ("purpose", "how", "state", "last", "admitted", "direction", "retracted", "write_back", "reason", "cause")
+FLAGS = (
+    "purpose",
+    "how",
+    "state",
+    "last",
+    "admitted",
+    "direction",
+    "retracted",
+    "write_back",
+    "reason",
+    "cause",
+    "early",
+)
 
 
 def mutant(rng: random.Random, base: Sequence[ev.Event]) -> tuple[Events, tuple[str, ...]]:
