@@ -28,6 +28,8 @@ UNIFIED_OBJ: Final = "unified_obj"
 """UnifiedRadixCache with node objects (SGLang 0.5.12 to 0.5.16)."""
 HIRADIX: Final = "hiradix"
 """HiRadixCache (the default tree up to SGLang 0.5.18)."""
+HIMAMBA: Final = "himamba"
+"""HiMambaRadixCache (the tree of models with a recurrent state in SGLang 0.5.10 to 0.5.12)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,9 @@ HYBRID = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller"
 UNIFIED_TREE = "sglang.srt.mem_cache.unified_radix_cache"
 HIRADIX_TREE = "sglang.srt.mem_cache.hiradix_cache"
 
+_OF_STATES = -1
+"""In place of a transfer's number: the launch had no full-attention KV in it."""
+
 # --- backup ------------------------------------------------------------------------------------------
 
 
@@ -131,6 +134,10 @@ def _after_start_loading(w: Witness, token: Any, result: Any, args: Args, kwargs
     if queue and queue[-1] is not last and args[0] is w.controller:
         ack = queue[-1]
         tokens, size = _figures(w, ack, Direction.H2D, waiting)
+        if not tokens:
+            # It brings back recurrent states only: no transfer of what the claims are about.
+            w.transfer_of_load[id(ack)] = (_OF_STATES, ack, 0, 0)
+            return
         w.transfer_of_load[id(ack)] = (_started(w, ack, Direction.H2D, tokens, size), ack, tokens, size)
 
 
@@ -208,6 +215,8 @@ def _after_loading_check(w: Witness, token: Any, result: Any, args: Args, kwargs
         if id(ack) in left:
             continue
         transfer, _, tokens, size = w.transfer_of_load.pop(id(ack), (0, None, 0, 0))
+        if transfer == _OF_STATES:
+            continue
         w.emit(LoadDone, transfer, tokens, size, _duration_ns(ack), tail=Tail.ints(ack.node_ids))
 
 

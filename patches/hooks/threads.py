@@ -64,6 +64,9 @@ def loads_acknowledged(w: Witness, nodes: list[int]) -> None:
             w.thread_acks.difference_update(of_load)
             w.thread_loads.remove(load)
             size = copies.bytes_called(w, Direction.H2D, tokens)
+            if not size:
+                # Acknowledged, and no copy was seen: when it was complete is not known.
+                continue
             w.emit(LoadDone, transfer, tokens, size, -1, tail=Tail.ints(of_load))
 
 

@@ -49,6 +49,8 @@ def print_package(source: str, support: ReleaseSupport, checks: Sequence[HookChe
     display(console(), _table(tree))
     for item in tree.claims:
         click.echo(_claim(item))
+    for condition in tree.conditions:
+        click.echo(f"only if: {condition}")
     for other in support.trees:
         if other.tree != support.default_tree:
             claims = [claim for claim in Claim if other.confirms(claim)]
