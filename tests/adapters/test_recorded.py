@@ -2,6 +2,9 @@
 
 Each was made on the CPU stand: warm-up, A, B (same prefix), four other prompts that push the prefix out of
 L1, C (the prompt of A), C again. ``data/`` holds one journal per release and tree family.
+
+The stand does not run 0.4.6 and 0.4.8 by itself: theirs were made in its environment of 0.4.9, with the imports of
+triton's cache folders, the pinned memory and the page kernels of these releases taken out by hand.
 """
 
 from __future__ import annotations
