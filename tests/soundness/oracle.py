@@ -134,7 +134,7 @@ class Oracle:
         facts = line.instance
         if not facts.get("page_size") or not facts.get("bytes_per_token"):
             raise Refused("no facts of the instance")
-        if tier == "L2" and facts.get("host_memory_mode", "cache") != "cache":
+        if tier == "L2" and (facts.get("host_memory_mode") or "cache") != "cache":
             raise Refused("host memory is transit here")
         ranks = facts.get("ranks") or {}
         if (ranks.get("attn_tp_size") or ranks.get("tp_size") or 1) * (ranks.get("pp_size") or 1) != 1:

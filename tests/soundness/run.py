@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import lzma
 import multiprocessing
 import random
 import sys
@@ -20,11 +21,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from journal_tools import FIXTURES
 
-from kvwitness.collectors.journal import read_journal
+from kvwitness.collectors.journal import parse_journal, read_journal
 from kvwitness.patches.schema.events import Event
 from soundness.compare import Difference, compare
 from soundness.mutate import mutant
 from soundness.simulate import simulated
+
+
+RECORDED = Path(__file__).parents[1] / "adapters" / "data"
+"""Runs of older releases."""
 
 
 @dataclass
@@ -47,6 +52,9 @@ class Tally:
 def bases(simulations: int = 40) -> dict[str, list[Event]]:
     """Every journal to start from, by name."""
     found = {path.name: list(read_journal(path).events) for path in sorted(FIXTURES.glob("*.kvwj"))}
+    for path in sorted(RECORDED.glob("*.kvwj.xz")):
+        raw = lzma.decompress(path.read_bytes())
+        found[path.name] = list(parse_journal(raw, "scheduler-1-1.kvwj").events)
     for seed in range(simulations):
         found[f"simulated-{seed}"] = simulated(seed).events
     return found
