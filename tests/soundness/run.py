@@ -27,7 +27,6 @@ from soundness.compare import Difference, compare
 from soundness.mutate import mutant
 from soundness.simulate import simulated
 
-
 RECORDED = Path(__file__).parents[1] / "adapters" / "data"
 """Runs of older releases."""
 
