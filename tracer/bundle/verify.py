@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from kvwitness.tracer.bundle.layout import (
     REQUESTS,
     REQUIRED,
     SELF_DESCRIBING,
+    SPANS,
     SUMMARY,
     VERDICTS,
     FileEntry,
@@ -39,6 +41,7 @@ from kvwitness.tracer.bundle.read import (
 )
 from kvwitness.tracer.bundle.reports import reports_by_rid
 from kvwitness.tracer.bundle.source import Problem, ProblemKind, Source, Unreadable, open_source, problem
+from kvwitness.tracer.bundle.spans import SpanLines, span_file
 from kvwitness.tracer.bundle.summary import render_summary
 from kvwitness.tracer.bundle.version import kvwitness_version
 
@@ -66,15 +69,15 @@ class VerifyReport(msgspec.Struct, frozen=True):
     checked_by: str
 
 
-def verify_bundle(path: Path) -> VerifyReport:
-    """Check the bundle at ``path``, a folder or a zip.
+def verify_bundle(path: Path, *, spans: SpanLines | None = None) -> VerifyReport:
+    """Check the bundle at ``path``, a folder or a zip. With ``spans`` its spans are derived again, too.
 
     Everything wrong *in* it becomes a :class:`Problem`. Raises
     :class:`~kvwitness.tracer.bundle.errors.BundleError` only when there is no bundle to check.
     """
     with open_source(path) as source:
         checked = check_files(source)
-        problems, count = _check_verdicts(source, checked.manifest)
+        problems, count = _check_verdicts(source, checked.manifest, spans)
     problems = (*checked.problems, *problems)
     return VerifyReport(
         path=str(path),
@@ -174,7 +177,9 @@ def _read(source: Source, name: str, problems: list[Problem]) -> bytes | None:
 # --- the verdicts --------------------------------------------------------------------------------------
 
 
-def _check_verdicts(source: Source, manifest: Manifest | None) -> tuple[tuple[Problem, ...], int]:
+def _check_verdicts(
+    source: Source, manifest: Manifest | None, spans: SpanLines | None
+) -> tuple[tuple[Problem, ...], int]:
     """Judge the evidence again and compare; also of a bundle whose files were changed, to say what it did."""
     if not {REQUESTS, VERDICTS} <= source.names:
         return (), 0  # Already reported as missing, and nothing to compare without them.
@@ -188,14 +193,18 @@ def _check_verdicts(source: Source, manifest: Manifest | None) -> tuple[tuple[Pr
     except Unreadable:
         return (), 0  # Already reported as changed.
     try:
-        derived = judgement.judge(journals, reports_by_rid(requests), window_of(metrics_in(source))).verdicts
+        judged = judgement.judge(journals, reports_by_rid(requests), window_of(metrics_in(source)))
     except Exception as error:  # whatever a forged journal does to the judge must not hide the report
         message = f"the verdicts cannot be derived again: {type(error).__name__}: {one_line(error)}"
         return (problem(ProblemKind.VERDICT, VERDICTS, message),), 0
+    derived = judged.verdicts
     difference = first_difference(stored, derived)
     if difference is not None:
         return (problem(ProblemKind.VERDICT, VERDICTS, f"{difference}{_other_version(manifest)}"),), len(derived)
-    return _check_summary(source, manifest), len(derived)
+    found = _check_summary(source, manifest)
+    if spans is not None:
+        found += _check_spans(source, manifest, lambda: spans(judged, requests))
+    return found, len(derived)
 
 
 def _other_version(manifest: Manifest | None) -> str:
@@ -203,6 +212,19 @@ def _other_version(manifest: Manifest | None) -> str:
     if manifest is None or manifest.kvwitness == mine:
         return ""
     return f" (the bundle was written by kvwitness {manifest.kvwitness}, this is {mine})"
+
+
+def _check_spans(source: Source, manifest: Manifest | None, lines: Callable[[], Iterable[str]]) -> tuple[Problem, ...]:
+    """Traces are what people look at. Their names and attributes are one version's."""
+    if manifest is None or manifest.kvwitness != kvwitness_version() or SPANS not in source.names:
+        return ()
+    try:
+        shown = source.read(SPANS)
+    except Unreadable:
+        return ()  # Already reported as changed.
+    if shown != span_file(lines()):
+        return (problem(ProblemKind.VERDICT, SPANS, "its spans are not those that follow from the journals"),)
+    return ()
 
 
 def _check_summary(source: Source, manifest: Manifest | None) -> tuple[Problem, ...]:

@@ -7,7 +7,7 @@ import shutil
 import uuid
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -40,14 +40,11 @@ from kvwitness.tracer.bundle.layout import (
 )
 from kvwitness.tracer.bundle.reports import reports_by_rid
 from kvwitness.tracer.bundle.snapshot import snapshot_bytes
+from kvwitness.tracer.bundle.spans import SpanLines, span_file
 from kvwitness.tracer.bundle.summary import render_summary
 from kvwitness.tracer.bundle.version import kvwitness_version
-from kvwitness.tracer.judgement import Judgement
 from kvwitness.tracer.model import RequestVerdict
 from kvwitness.tracer.protocol.record import RequestRecord
-
-SpanLines = Callable[[Judgement, Sequence[RequestRecord]], Iterable[str]]
-"""Gives the lines of ``spans.otlp.jsonl`` (OTLP/JSON, without line ends)."""
 
 
 class BundleInputs(msgspec.Struct, frozen=True):
@@ -125,7 +122,7 @@ def _fill(folder: Path, destination: Path, inputs: BundleInputs, spans: SpanLine
     judged = judgement.judge(journals, reports_by_rid(inputs.requests), window_of(inputs.metrics))
     add(VERDICTS, _pretty(judged.verdicts))
     if spans is not None:
-        add(SPANS, "".join(f"{line}\n" for line in spans(judged, inputs.requests)).encode())
+        add(SPANS, span_file(spans(judged, inputs.requests)))
 
     created = inputs.created or datetime.now(UTC).isoformat(timespec="seconds")
     version = kvwitness_version()

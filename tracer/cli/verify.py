@@ -9,6 +9,7 @@ import click
 from kvwitness.tracer.bundle.verify import verify_bundle
 from kvwitness.tracer.cli.bundles import bundle_errors
 from kvwitness.tracer.cli.output import json_option, print_json
+from kvwitness.tracer.spans.otlp_json import span_lines
 
 
 @click.command()
@@ -18,15 +19,15 @@ from kvwitness.tracer.cli.output import json_option, print_json
 def verify(ctx: click.Context, bundle: Path, as_json: bool) -> None:
     """Check BUNDLE, a folder or a .zip: every file against its hash, every verdict against the evidence.
 
-    Names each file that was changed, added or removed, and the first verdict that the recorded events do
-    not give. The exit code is 0 when nothing is wrong, else 1.
+    Names each file that was changed, added or removed, the first verdict that the recorded events do not give,
+    and spans that do not follow from them. The exit code is 0 when nothing is wrong, else 1.
 
     \b
     Example:
       kvwitness verify bundle.zip
     """
     with bundle_errors():
-        report = verify_bundle(bundle)
+        report = verify_bundle(bundle, spans=span_lines)
     if as_json:
         print_json(report)
     else:
