@@ -17,6 +17,11 @@ from kvwitness.tracer.interrupt import finishing
 from .conftest import Command
 
 
+def _may_be_interrupted() -> None:
+    """A job in the background of a shell ignores Ctrl-C, and so would everything that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def arguments(server: FakeSglang, out: Path) -> list[str]:
     return ["run", "abc", "--url", server.url, "--out", str(out), "--seed", "5", "--warmups", "0"]
 
@@ -29,7 +34,9 @@ def test_ctrl_c_leaves_a_bundle_that_says_so(kvwitness: Command, program: list[s
     out = tmp_path / "out"
     with FakeSglang(faults={"B": "hang"}) as server:
         command = [*program, *arguments(server, out)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_may_be_interrupted
+        ) as process:
             assert server.hanging.wait(30)
             time.sleep(0.2)  # for the client to read the first token
             process.send_signal(signal.SIGINT)
@@ -62,7 +69,9 @@ def test_ctrl_c_before_the_first_request_leaves_nothing(program: list[str], tmp_
 
         server._get = slow  # type: ignore[method-assign, assignment]
         command = [*program, *arguments(server, tmp_path / "out")]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_may_be_interrupted
+        ) as process:
             assert held.wait(30)
             process.send_signal(signal.SIGINT)
             _, stderr = process.communicate(timeout=30)

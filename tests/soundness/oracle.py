@@ -358,6 +358,7 @@ class Oracle:
         epoch = self.line.epoch_of[match.seq]
         why = "nothing recorded put it into L1"
         best: list[ev.Event] = []
+        fresh = False  # The tree itself said at the insert that nothing of the block was there.
         for entry in reversed([e for e in history if e.seq < match.seq]):
             if not entry.there:
                 why = why if best else f"{why} after event {entry.seq} had taken it out"
@@ -366,8 +367,9 @@ class Oracle:
                 computed = self._born(entry.use, entry.seq, epoch, low, high)
                 if computed and (not best or computed[-1].seq > best[0].seq):
                     best = [computed[-1], entry.insert]
+                    fresh = entry.insert.existing <= low
             elif entry.load is not None:
-                if best and best[0].seq > entry.seq:
+                if best and (best[0].seq > entry.seq or fresh):
                     break
                 # A load-back under way, or of other KV, makes everything after it doubtful.
                 best = self._loaded(attempt, entry.load, match, first, low, high)

@@ -37,7 +37,7 @@ def shared_prefix(a: Chain | None, b: Chain | None, position: int) -> int | None
     if not a.grid or a.grid != b.grid:
         return None
     cell, rest = divmod(position, a.grid)
-    both = min(cell, len(a.cells), len(b.cells))
+    both = max(min(cell, len(a.cells), len(b.cells)), 0)
     # The last one decides, as each covers all before it. A difference before it is no honest record of equal prefixes.
     if both and (a.cells[both - 1] != b.cells[both - 1] or a.cells[:both] != b.cells[:both]):
         return -1

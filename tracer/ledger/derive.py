@@ -280,6 +280,7 @@ class Ledger:
             self._compare(event.path, moment)
             return
         request = self._request(event.req, moment)
+        self._undigested(event, chain)
         nodes = self._tree.matched(event.path, chain)
         self._compare(event.path, moment)
         if request is None or request.admitted is not None:
@@ -306,6 +307,19 @@ class Ledger:
             self._gap(event.seq, f"event {event.seq} is about a request without a name")
             return True
         return False
+
+    def _undigested(self, event: ev.Inserted | ev.Matched, chain: Chain | None) -> None:
+        """A path for a prompt whose digests do not reach as far: they are recorded before, so some are missing.
+
+        Digests that come later could show that the path is another request's. Those of outputs need not be there.
+        """
+        if not event.req or not event.path:
+            return
+        request = self._open.get(self._name(event.req) or "")
+        end = event.path[-1].end if request is None else min(event.path[-1].end, request.prompt_tokens)
+        covered = len(chain.cells) * chain.grid if chain is not None else 0
+        if end - covered >= (chain.grid if chain is not None and chain.grid else 1):
+            self._gap(event.seq, f"event {event.seq} follows a path for a prompt whose digests do not reach as far")
 
     def _compare(self, path: tuple[ev.PathNode, ...], moment: ft.Moment) -> None:
         """The tree's own word on what is in L1, against what the events say: where they differ, some are missing."""
@@ -377,6 +391,7 @@ class Ledger:
         if computed is not None and self._epochs and computed.moment.seq < self._epochs[-1].begin.seq:
             computed = None  # Computed into a cache that was emptied since.
         chain = self._chain(event.req)
+        self._undigested(event, chain)
         self._tree.inserted(event.path, chain, self._name(event.req), computed, moment)
         self._compare(event.path, moment)
         if chain is not None and chain.grid:
@@ -576,6 +591,8 @@ class Ledger:
         loads = [load for load in self._loads if load.transfer == event.transfer]
         if not loads or any(load.waited is not None for load in loads):
             self._gap(event.seq, f"how transfer {event.transfer} was read was told for no load, or not once")
+            for load in loads:
+                load.read_early = True  # Which of the two is true is not known.
             return
         for load in loads:
             load.waited, load.waited_layers = moment, event.layers
