@@ -12,7 +12,7 @@ from kvwitness.tracer.ledger.facts import LoadSegment, Moment, Residency
 
 @dataclass(slots=True)
 class Content:
-    """What was written into consecutive slots by one backup or prefetch."""
+    """What was written into consecutive slots by one backup or prefetch, or found there."""
 
     origin: str
     id: int
@@ -83,6 +83,23 @@ class HostView:
                 self._held.pop(page, None)
             position += self.page
         return sound
+
+    def found(self, runs: tuple[Run, ...], content: Content) -> bool:
+        """Slots were seen to hold ``content`` already. What events say of a page since the attaching stands.
+
+        False when the slots do not add up, or something else was written to them or is about to be.
+        """
+        if not self.whole(runs) or sum(run.length for run in runs) != content.end - content.start:
+            return False
+        taken = list(pages(runs, self.page))
+        if len(set(taken)) != len(taken) or self._fresh.intersection(taken):
+            return False
+        at = {page: content.start + i * self.page for i, page in enumerate(taken)}
+        if any(self._held[page][1] != position for page, position in at.items() if page in self._held):
+            return False
+        for page, position in at.items():
+            self._held.setdefault(page, (content, position))
+        return True
 
     def freed(self, runs: tuple[Run, ...], moment: Moment) -> None:
         """Slots were given back: what they held has left L2."""

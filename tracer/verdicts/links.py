@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
+from kvwitness.patches.schema.events import ResidentNode
 from kvwitness.tracer.ledger.facts import HookState, InstanceFacts, Moment
 from kvwitness.tracer.model import EventRef, Link, LinkEvidence
 from kvwitness.tracer.verdicts.view import InstanceView
@@ -22,6 +24,11 @@ HOOK_OF_LINK: dict[Link, tuple[str, ...]] = {
 
 A residency also says that something did not happen (no eviction, no reset): it rests on those who would have seen it.
 """
+
+AT_ATTACH: Final = ResidentNode.__name__
+"""Kind of the event that stands in for the links that lie before the attaching."""
+FOUND_IN_L1: Final = "resident in L1 when kvwitness was attached"
+FOUND_IN_L2: Final = "resident in L2 when kvwitness was attached"
 
 REMEDY: dict[Link, str] = {
     Link.BORN: "start the recorder before the first request of the series (kvwitness serve, or KVWITNESS_DIR)",
