@@ -13,9 +13,12 @@ import msgspec
 
 from kvwitness.patches.schema import control
 
+STANDBY_VARIABLE: Final = "KVWITNESS_STANDBY"
 _CONNECT_S: Final = 5.0
 _ANSWER_S: Final = 120.0
 """Attaching waits for the scheduler and for the snapshot."""
+
+_HUNG_UP: Final = "it hung up: it belongs to another user, or is ending"
 
 
 class ControlError(Exception):
@@ -87,12 +90,14 @@ def ask(path: Path, command: str, timeout_s: float = _ANSWER_S) -> Answer:
                 raw += part
         except (FileNotFoundError, ConnectionRefusedError) as error:
             raise ControlError("nobody listens there any more") from error
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise ControlError(_HUNG_UP) from error
         except TimeoutError as error:
             raise ControlError("no answer in time") from error
         except OSError as error:
             raise ControlError(error.strerror or str(error)) from error
     if not raw:
-        raise ControlError("it hung up: it belongs to another user, or is ending")
+        raise ControlError(_HUNG_UP)
     try:
         return msgspec.json.decode(raw, type=Answer)
     except msgspec.DecodeError as error:

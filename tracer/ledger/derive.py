@@ -667,7 +667,9 @@ class Ledger:
     # --- attached to a running server ----------------------------------------------------------------
 
     def _snapshot_begin(self, event: ev.SnapshotBegin, _: ft.Moment) -> None:
-        self._host.count(event.available, 0)
+        wrong = self._host.count(event.available, 0)
+        if wrong is not None:
+            self._gaps.append((self._counted, event.seq, wrong))
         self._counted = event.seq
 
     def _in_flight(self, event: ev.InFlight, _: ft.Moment) -> None:
