@@ -465,9 +465,9 @@ class Oracle:
         until = load.ended.seq
         stretch = [e for e in line.pages.get(number, []) if e.seq < until]
         if stretch and stretch[-1].found is not None:
-            seen = self._found_there(use, stretch[-1].found, load, match, by, epoch, low, high)
             if any(e.what == "free" for e in stretch) or stretch[0].what == "alloc":
                 raise Refused("found in slots that were given away or not written since the attaching")
+            seen = self._any_found(use, [e.found for e in stretch if e.found], load, match, by, epoch, low, high)
             return [seen, load.queued, load.started, load.ended]
         # What was written since, or before it was looked at, is known better than by looking.
         if len(stretch) < 2 or (stretch[-2].what, stretch[-1].what) != ("alloc", "write"):
@@ -486,6 +486,18 @@ class Oracle:
         born = self._written_for(use, backup, match, epoch, low, high)
         events: list[ev.Event] = [born, *(e for e in line.events if e.seq in (alloc.seq,))]
         return [*events, backup.queued, backup.started, backup.ended, load.queued, load.started, load.ended]
+
+    def _any_found(
+        self, use: Use, found: list[Found], load: Copy, match: ev.Matched, by: int, epoch: int, low: int, high: int
+    ) -> ev.Event:
+        """Of several looks at the same slots one is enough."""
+        why = Refused("not found")
+        for each in found:
+            try:
+                return self._found_there(use, each, load, match, by, epoch, low, high)
+            except Refused as refused:
+                why = refused
+        raise why
 
     def _found_there(
         self, use: Use, found: Found, load: Copy, match: ev.Matched, by: int, epoch: int, low: int, high: int

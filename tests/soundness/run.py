@@ -26,7 +26,6 @@ from soundness.compare import Difference, compare
 from soundness.mutate import mutant
 from soundness.simulate import simulated
 
-
 ATTACHED_EVERY = 3
 """After every third mutant comes one of a journal that begins with a snapshot."""
 

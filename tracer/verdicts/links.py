@@ -31,7 +31,8 @@ FOUND_IN_L1: Final = "resident in L1 when kvwitness was attached"
 FOUND_IN_L2: Final = "resident in L2 when kvwitness was attached"
 
 REMEDY: dict[Link, str] = {
-    Link.BORN: "start the recorder before the first request of the series (kvwitness serve, or KVWITNESS_DIR)",
+    Link.BORN: "start the recorder before the first request of the series (kvwitness serve, or KVWITNESS_DIR), "
+    "or attach while the cache holds the prefix",
     Link.BACKED_UP: "check the write policy and the host pool's size; wait for the backup before evicting",
     Link.LEFT_L1: "evict the prefix from L1 with other prefixes before the repeat, with the recorder running",
     Link.RESIDENT_L1: "repeat the request while its prefix is still in L1",
