@@ -16,7 +16,9 @@ $(VENV)/.installed: pyproject.toml | $(LINKS)
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "kvwitness needs Python 3.11 or newer, and $(PYTHON) is older (make PYTHON=...)" >&2; exit 1; }
 	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -e '.[tool,dev]'
+	@echo "Installing kvwitness and what it needs into $(VENV) (a minute or two)"
+	@(while sleep 30 >/dev/null 2>&1; do echo "Installing into $(VENV): still going on"; done) & \
+	  trap "kill $$!" EXIT; $(BIN)/python -m pip install --quiet -e '.[tool,dev]'
 	touch $@
 
 # setuptools maps kvwitness.tracer to tracer/ and so on; mypy does not follow that, and reads these links.

@@ -28,6 +28,8 @@ UNIFIED_OBJ: Final = "unified_obj"
 """UnifiedRadixCache with node objects (SGLang 0.5.12 to 0.5.16)."""
 HIRADIX: Final = "hiradix"
 """HiRadixCache (the default tree up to SGLang 0.5.18)."""
+HIMAMBA: Final = "himamba"
+"""HiMambaRadixCache (the tree of models with a recurrent state in SGLang 0.5.10 to 0.5.12)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class Hook:
     """One observed function. The observers run around the original, which always runs unchanged.
 
     ``enter`` runs before and returns a token; ``seen`` runs after a normal return with that token and the
-    result; ``leave`` runs in any case, to undo what ``enter`` set. Each may be absent.
+    result; ``leave`` runs in any case, to undo what ``enter`` set. Each may be absent, but there is no ``leave``
+    without an ``enter``.
     """
 
     name: str
@@ -57,6 +60,9 @@ class Hook:
     for coverage; which one that is is found at run time, not guessed from the version.
 
     Several hooks may share a name (one per signature of the same observation): one of them is enough."""
+    beside: str = ""
+    """Another attribute that the class must define, too: it tells apart what one name and one signature mean in
+    different generations."""
 
     @property
     def target(self) -> str:
@@ -106,13 +112,21 @@ def mismatch(function: Any, parameters: tuple[str, ...]) -> str | None:
     return None
 
 
-_NOT_ENTERED: Final = object()
+NOTHING: Final[Any] = object()
+"""Returned by ``enter`` when there is nothing to see this time: the hook's other observers are not called."""
+
+
+class _Always:
+    """Stands for the witness where observers run even while nothing is recorded."""
+
+    recording = True
 
 
 def wrap(original: Callable[..., Any], hook: Hook, witness: Witness) -> Callable[..., Any]:
     """``original`` with the hook's observers around it. The wrapper never raises on its own account.
 
-    A plain closure: about 0.4 microseconds on top of the original and the observers.
+    A plain closure, with no more in it than the hook's observers need: 0.2 microseconds on top of the original
+    and the observers. An ``enter`` that finds :data:`NOTHING` saves the call of the others.
     """
     name = hook.name
     enter, seen, leave = hook.enter, hook.seen, hook.leave
@@ -120,16 +134,17 @@ def wrap(original: Callable[..., Any], hook: Hook, witness: Witness) -> Callable
         enter, seen, leave = (_raising(observer, hook.always) for observer in (enter, seen, leave))
     if witness.times is not None:
         enter, seen, leave = (witness.times.timed(name, observer) for observer in (enter, seen, leave))
-    always = hook.always
+    gate = _Always if hook.always else witness
+    wrapper: Callable[..., Any]
 
-    if enter is None and leave is None:
-        assert seen is not None, f"hook {name} observes nothing"
+    if enter is None:
+        assert seen is not None and leave is None, f"hook {name} has observers that do not go together"
         observe = seen
 
         @functools.wraps(original)
         def after(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            if always or witness.recording:
+            if gate.recording:
                 try:
                     observe(witness, None, result, args, kwargs)
                 except Exception as error:
@@ -137,28 +152,20 @@ def wrap(original: Callable[..., Any], hook: Hook, witness: Witness) -> Callable
             return result
 
         wrapper = after
-    else:
+    elif leave is None:
+        begin = enter
 
         @functools.wraps(original)
         def around(*args: Any, **kwargs: Any) -> Any:
-            if not (always or witness.recording):
+            if not gate.recording:
                 return original(*args, **kwargs)
-            token: Any = None
-            if enter is not None:
-                try:
-                    token = enter(witness, args, kwargs)
-                except Exception as error:
-                    token = _NOT_ENTERED
-                    witness.failed(name, error)
             try:
-                result = original(*args, **kwargs)
-            finally:
-                if leave is not None and token is not _NOT_ENTERED:
-                    try:
-                        leave(witness, token)
-                    except Exception as error:
-                        witness.failed(name, error)
-            if seen is not None and token is not _NOT_ENTERED:
+                token = begin(witness, args, kwargs)
+            except Exception as error:
+                token = NOTHING
+                witness.failed(name, error)
+            result = original(*args, **kwargs)
+            if seen is not None and token is not NOTHING:
                 try:
                     seen(witness, token, result, args, kwargs)
                 except Exception as error:
@@ -166,6 +173,34 @@ def wrap(original: Callable[..., Any], hook: Hook, witness: Witness) -> Callable
             return result
 
         wrapper = around
+    else:
+        begin, undo = enter, leave
+
+        @functools.wraps(original)
+        def around_and_undo(*args: Any, **kwargs: Any) -> Any:
+            if not gate.recording:
+                return original(*args, **kwargs)
+            try:
+                token = begin(witness, args, kwargs)
+            except Exception as error:
+                token = NOTHING
+                witness.failed(name, error)
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                if token is not NOTHING:
+                    try:
+                        undo(witness, token)
+                    except Exception as error:
+                        witness.failed(name, error)
+            if seen is not None and token is not NOTHING:
+                try:
+                    seen(witness, token, result, args, kwargs)
+                except Exception as error:
+                    witness.failed(name, error)
+            return result
+
+        wrapper = around_and_undo
 
     setattr(wrapper, MARK, name)
     return wrapper

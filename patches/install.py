@@ -74,6 +74,9 @@ class Installer:
         except (AttributeError, KeyError):
             state.status, state.detail = "missing", f"{hook.target} does not exist"
             return
+        if hook.beside and hook.beside not in vars(owner):
+            state.status, state.detail = "missing", f"{hook.owner} of this release has no {hook.beside}"
+            return
         if getattr(original, MARK, None) == hook.name:
             state.status = "installed"
             return

@@ -64,6 +64,11 @@ def anchor_pool(tree: Any) -> Any:
     return group.anchor_entry.host_pool if group is not None else tree.token_to_kv_pool_host
 
 
+def copies_in_threads(controller: Any) -> bool:
+    """Whether acknowledgements come through queues of node ids (a list of ``HiCacheAck`` since 0.5.2)."""
+    return controller is not None and not isinstance(controller.ack_write_queue, list)
+
+
 def _group(tree: Any) -> Any:
     """The group of host pools; None where the tree has a single one (plain models up to SGLang 0.5.18)."""
     group = getattr(tree, "host_pool_group", None)
@@ -104,6 +109,7 @@ def describe_instance(w: Witness) -> dict[str, Any]:
         "layers": getattr(anchor, "layer_num", None),
         "layout": getattr(anchor, "layout", None),
         "io_backend": getattr(controller, "io_backend", None),
+        "copy_threads": copies_in_threads(controller),
         "write_policy": getattr(controller, "write_policy", None),
         "write_through_threshold": getattr(tree, "write_through_threshold", None),
         "load_back_threshold": getattr(tree, "load_back_threshold", None),

@@ -1,8 +1,9 @@
 """The append-only journal of one process, written into a memory-mapped file.
 
 Cost on the calling thread: one ``struct.pack``, one crc32, two stores into mapped memory; no lock, no
-system call, no other thread. The whole file is allocated when it is opened, so that a full disk is found
-there and not as a SIGBUS in the middle of serving. What does not fit any more is counted, never silent.
+system call, no other thread. Everything that is the same for a kind of event is computed once. The whole
+file is allocated when it is opened, so that a full disk is found there and not as a SIGBUS in the middle of
+serving. What does not fit any more is counted, never silent.
 
 A record is committed by its first word, stored last: after ``kill -9`` everything recorded before is there.
 Threads never share a chunk. Holds for every SGLang release; needs CPython with the GIL (``next()`` on an
@@ -15,6 +16,7 @@ import itertools
 import json
 import mmap
 import os
+import struct
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,7 +30,10 @@ from kvwitness.patches.schema.events import Closed, Event, Facts, HookFailed, Te
 
 _ALIGN_MASK = fmt.ALIGN - 1
 _COMMIT_BYTES = fmt.COMMIT.size
-_PADDING = tuple(b"\0" * n for n in range(fmt.ALIGN))
+_KIND = "<QQQ"
+"""The bytes of ``RECORD_HEAD``: code, flags (0) and tail bytes as one number, ``code + (tail bytes << 32)``."""
+_SHAPES_KEPT = 4096
+"""A new length of tail costs a few microseconds; this many are remembered (some hundred bytes each)."""
 _TEXT_LIMIT = 1 << 16
 
 
@@ -46,6 +51,33 @@ class _Lane:
         self.offset = 0
         self.end = 0
         self.ordinal = 0
+
+
+class _Lanes(dict[int, _Lane]):
+    """Thread id -> its lane."""
+
+    def __missing__(self, thread: int) -> _Lane:
+        lane = self[thread] = _Lane(thread)
+        return lane
+
+
+class _Shapes(dict[Any, tuple[Callable[..., bytes], int, int, int]]):
+    """What is the same for all events of a kind with tails of one length: how to pack one, padding included,
+    its code and tail length, its bytes, its commit word.
+
+    The key is the event's type and the length of the tail, or the type alone: no tail.
+    """
+
+    def __missing__(self, key: Any) -> tuple[Callable[..., bytes], int, int, int]:
+        event, tail = key if isinstance(key, tuple) else (key, 0)
+        pad = -(event.PACK.size + tail) & _ALIGN_MASK
+        fields = event.PACK.format.removeprefix(fmt.RECORD_HEAD)
+        record = struct.Struct(f"{_KIND}{fields}{f'{tail}s' if tail else ''}{pad}x")
+        size = _COMMIT_BYTES + record.size
+        if len(self) >= _SHAPES_KEPT:
+            self.clear()
+        shape = self[key] = record.pack, event.CODE + (tail << 32), size, fmt.COMMIT_TAG | size
+        return shape
 
 
 class Recorder:
@@ -96,7 +128,7 @@ class Recorder:
         self._chunks = chunks
         self._next_chunk = itertools.count()
         self._next_seq = itertools.count(1)
-        self._lanes: dict[int, _Lane] = {}
+        self._lanes = _Lanes()
         self._texts: dict[str, int] = {}
         self._next_text = itertools.count(1)
         self._lost_quota = 0
@@ -127,21 +159,19 @@ class Recorder:
     def _make_emit(self) -> Callable[..., None]:
         """Build :attr:`emit` as a closure: local variables are what keeps it under two microseconds."""
         # Slices of a memoryview are cheaper to assign to than those of the map itself.
-        buffer, lanes, next_seq = self._view, self._lanes, self._next_seq.__next__
-        new_chunk, commit = self._new_chunk, fmt.COMMIT.pack_into
-        head, tag = _COMMIT_BYTES, fmt.COMMIT_TAG
+        buffer, lanes, numbers = self._view, self._lanes, self._next_seq
+        new_chunk, commit, shapes, head = self._new_chunk, fmt.COMMIT.pack_into, _Shapes(), _COMMIT_BYTES
 
-        def emit(event: type[Event], *values: int, tail: bytes = b"") -> None:
-            body = event.RECORD(next_seq(), monotonic_ns(), event.CODE, 0, len(tail), *values)
+        def emit(event: type[Event], *values: int | bytes, tail: bytes = b"") -> None:
             if tail:
-                body += tail
-            pad = -len(body) & _ALIGN_MASK
-            if pad:
-                body += _PADDING[pad]
-            lane = lanes.get(get_ident())
-            if lane is None:
-                lane = lanes[get_ident()] = _Lane(get_ident())
-            offset, size = lane.offset, head + len(body)
+                pack, kind, size, word = shapes[event, len(tail)]
+                values += (tail,)
+            else:
+                pack, kind, size, word = shapes[event]
+            # Adding tuples is cheaper than unpacking ``values``, which goes through a list.
+            body = pack(*(next(numbers), monotonic_ns(), kind) + values)  # noqa: RUF005
+            lane = lanes[get_ident()]
+            offset = lane.offset
             end = offset + size
             if end > lane.end:
                 offset = new_chunk(lane, size)
@@ -149,7 +179,7 @@ class Recorder:
                     return
                 end = offset + size
             buffer[offset + head : end] = body
-            commit(buffer, offset, tag | size, crc32(body))
+            commit(buffer, offset, word, crc32(body))
             lane.offset = end
 
         return emit

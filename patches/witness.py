@@ -26,6 +26,10 @@ from kvwitness.patches.schema.events import Cause, Event, FactKind, PathNode, Pr
 logger = logging.getLogger("kvwitness")
 
 
+_HEADS_IN_PYTHON = 1024
+"""From here on tensor operations find the breaks between runs faster (they take 50 to 100 microseconds at least)."""
+
+
 def _ignore(*_: Any, **__: Any) -> None:
     """Stands in for ``emit`` while nothing is recorded."""
 
@@ -57,6 +61,26 @@ class LoadAttempt:
         self.other_pools = False
         self.load_called = False
         self.load_failed = False
+
+
+class ThreadLoad:
+    """SGLang 0.4: a launched load, and how the forward pass that it is for read what it brings."""
+
+    __slots__ = ("batch", "begun", "early", "layers", "slot", "transfer", "upto")
+
+    def __init__(self, transfer: int, upto: int, slot: int | None) -> None:
+        self.transfer = transfer
+        self.upto = upto
+        """Tokens of all loads launched so far, this one included."""
+        self.slot = slot
+        """Number of the layer count that its batch waits for; None where there is only one."""
+        self.batch = 0
+        self.begun = False
+        """The batch's forward pass was told ``slot``."""
+        self.layers: set[int] = set()
+        """Layers whose copy had ended before the pass went on to read them."""
+        self.early = False
+        """The pass went on to read a layer whose copy had not ended."""
 
 
 class Witness:
@@ -105,6 +129,14 @@ class Witness:
         """SGLang 0.4: node -> tokens of the loads that wait for a batch to be ready."""
         self.thread_loads: list[tuple[int, tuple[int, ...], int]] = []
         """SGLang 0.4: transfer, nodes and tokens of the loads under way."""
+        self.thread_tokens = 0
+        """SGLang 0.4: tokens of all loads launched since the cache was reset."""
+        self.thread_reads: tuple[ThreadLoad, ...] = ()
+        """SGLang 0.4: launched loads whose batch is not over (replaced, never changed: other threads read it)."""
+        self.layer_tokens = 0
+        """SGLang 0.4: tokens of the layer that the loading thread has copied and not counted (that thread)."""
+        self.layers_loaded: dict[int, int] = {}
+        """SGLang 0.4: layer -> tokens loaded since the cache was reset (written by the loading thread)."""
         self.thread_acks: set[int] = set()
         """SGLang 0.4: acknowledged nodes of loads that are not complete."""
         self.copied: dict[int, int] = {}
@@ -269,21 +301,22 @@ class Witness:
             return b""
         page = self.page_size if count % self.page_size == 0 else 1
         heads = indices[::page]
-        if len(heads) > 48:
-            # Find the breaks with tensor operations: a Python loop over 512 pages costs 40 microseconds.
+        flat: list[int] = []
+        if len(heads) > _HEADS_IN_PYTHON:
             breaks = ((heads[1:] - heads[:-1]) != page).nonzero().flatten().tolist()
             starts = [0, *(i + 1 for i in breaks)]
             lengths = [b - a for a, b in zip(starts, [*starts[1:], len(heads)], strict=True)]
-            flat: list[int] = []
             for head, length in zip(heads[starts].tolist(), lengths, strict=True):
                 flat += (head, length * page)
             return Tail.ints(flat)
-        flat = []
-        for head in heads.tolist():
-            if flat and flat[-2] + flat[-1] == head:
-                flat[-1] += page
-            else:
-                flat += (head, page)
+        pages = heads.tolist()
+        start = expected = pages[0]
+        for head in pages:
+            if head != expected:
+                flat += (start, expected - start)
+                start = head
+            expected = head + page
+        flat += (start, expected - start)
         return Tail.ints(flat)
 
     def path_of(self, node: Any) -> list[PathNode]:
@@ -295,7 +328,7 @@ class Witness:
 
     def path_tail(self, node: Any) -> bytes:
         """:meth:`path_of` encoded for an event."""
-        return Tail.ints(number for step in self.path_of(node) for number in step)
+        return Tail.ints(itertools.chain.from_iterable(self.path_of(node)))
 
     def span_of(self, node: Any) -> tuple[int, int]:
         """Token positions ``[start, end)`` that ``node`` holds; (-1, -1) when the tree does not know it."""

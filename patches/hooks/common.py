@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvwitness.patches.contract import HIRADIX, UNIFIED, UNIFIED_OBJ, Args, Kwargs, argument
+from kvwitness.patches.contract import HIMAMBA, HIRADIX, UNIFIED, UNIFIED_OBJ, Args, Kwargs, argument
 from kvwitness.patches.hooks import nodes, threads
 from kvwitness.patches.hooks.nodes import node_number
 from kvwitness.patches.instance import describe_instance, find_pools
@@ -48,7 +48,7 @@ def is_watched(w: Witness, tree: Any) -> bool:
             w.family = UNIFIED_OBJ
             w.find_path = nodes.by_object(w, nodes.full_in_l1)
         else:
-            w.family = HIRADIX
+            w.family = HIMAMBA if hasattr(tree, "mamba_pool_host") else HIRADIX
             w.find_path = nodes.by_object(w, nodes.in_l1)
     return w.tree is tree
 
@@ -140,9 +140,9 @@ def after_match(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) -> 
 
 def _best_node(w: Witness, result: Any, host: int) -> Any:
     """The deepest matched node."""
-    if w.family != HIRADIX:
+    if w.family not in (HIRADIX, HIMAMBA):
         return result.best_match_node
-    # HiRadixCache's last_host_node is the deepest *backed-up* node: above the device node when that is not.
+    # Their last_host_node is the deepest *backed-up* node: above the device node when that is not.
     return result.last_host_node if host else result.last_device_node
 
 
@@ -252,6 +252,11 @@ def after_init_load_back(w: Witness, token: Any, result: Any, args: Args, kwargs
     loaded = 0
     if result is not None:
         loaded = int(result[0]) if isinstance(result[0], int) else len(result[0])
+    load_back_decided(w, attempt, node, promised, loaded)
+
+
+def load_back_decided(w: Witness, attempt: LoadAttempt, node: Any, promised: int, loaded: int) -> None:
+    """The tree loaded ``loaded`` of the ``promised`` tokens that L2 has up to ``node``."""
     if not (promised or loaded or attempt.spec_built):
         return
     if w.family != UNIFIED and not attempt.load_called:
@@ -279,7 +284,7 @@ def _refusal(w: Witness, attempt: LoadAttempt) -> int:
     threshold = int(getattr(w.tree, "load_back_threshold", 0))
     if attempt.wanted < max(1, threshold) and not attempt.other_pools:
         return Refusal.TOO_SHORT
-    if attempt.load_called or w.family == HIRADIX:
+    if attempt.load_called or w.family in (HIRADIX, HIMAMBA):
         return Refusal.UNKNOWN
     return Refusal.NO_DEVICE_SLOTS
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvwitness.patches.contract import HIRADIX, UNIFIED, UNIFIED_OBJ, Args, Hook, Kwargs, argument
+from kvwitness.patches.contract import HIRADIX, NOTHING, UNIFIED, UNIFIED_OBJ, Args, Hook, Kwargs, argument
 from kvwitness.patches.hooks import copies, threads
 from kvwitness.patches.hooks.hiradix import demote_staged
 from kvwitness.patches.schema.events import (
@@ -36,6 +36,9 @@ BASE = "sglang.srt.managers.cache_controller"
 HYBRID = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller"
 UNIFIED_TREE = "sglang.srt.mem_cache.unified_radix_cache"
 HIRADIX_TREE = "sglang.srt.mem_cache.hiradix_cache"
+
+_OF_STATES = -1
+"""In place of a transfer's number: the launch had no full-attention KV in it."""
 
 # --- backup ------------------------------------------------------------------------------------------
 
@@ -66,8 +69,10 @@ def _after_write(w: Witness, token: Any, result: Any, args: Args, kwargs: Kwargs
         _write_started(w, ack, number, size)
 
 
-def _enter_start_writing(w: Witness, args: Args, kwargs: Kwargs) -> tuple[Any, int]:
+def _enter_start_writing(w: Witness, args: Args, kwargs: Kwargs) -> Any:
     controller = args[0]
+    if not controller.write_queue:
+        return NOTHING
     copies.forget(w, Direction.D2H)
     return (controller.ack_write_queue[-1] if controller.ack_write_queue else None), _tokens(controller.write_queue)
 
@@ -115,8 +120,10 @@ def _after_load(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) -> 
     threads.load_queued(w, node, tokens)
 
 
-def _enter_start_loading(w: Witness, args: Args, kwargs: Kwargs) -> tuple[Any, int]:
+def _enter_start_loading(w: Witness, args: Args, kwargs: Kwargs) -> Any:
     controller = args[0]
+    if not controller.load_queue:
+        return NOTHING
     copies.forget(w, Direction.H2D)
     return (controller.ack_load_queue[-1] if controller.ack_load_queue else None), _tokens(controller.load_queue)
 
@@ -127,6 +134,10 @@ def _after_start_loading(w: Witness, token: Any, result: Any, args: Args, kwargs
     if queue and queue[-1] is not last and args[0] is w.controller:
         ack = queue[-1]
         tokens, size = _figures(w, ack, Direction.H2D, waiting)
+        if not tokens:
+            # It brings back recurrent states only: no transfer of what the claims are about.
+            w.transfer_of_load[id(ack)] = (_OF_STATES, ack, 0, 0)
+            return
         w.transfer_of_load[id(ack)] = (_started(w, ack, Direction.H2D, tokens, size), ack, tokens, size)
 
 
@@ -168,15 +179,14 @@ def _after_write_ack(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs
         _write_acked(w, int(argument(args, kwargs, 1, "ack_id")))
 
 
-def _enter_writing_check(w: Witness, args: Args, kwargs: Kwargs) -> list[int] | None:
+def _enter_writing_check(w: Witness, args: Args, kwargs: Kwargs) -> Any:
     if args[0] is not w.tree or w.family == UNIFIED:
-        return None
-    return list(args[0].ongoing_write_through)
+        return NOTHING
+    waiting = args[0].ongoing_write_through
+    return list(waiting) if waiting else NOTHING
 
 
 def _after_writing_check(w: Witness, token: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
-    if not token:
-        return
     left = args[0].ongoing_write_through
     for node in token:
         if node not in left:
@@ -189,15 +199,14 @@ def _enter_loading_check(w: Witness, args: Args, kwargs: Kwargs) -> Any:
     tree = args[0]
     controller = tree.cache_controller
     if controller is None or tree is not w.tree:
-        return None
-    if threads.in_use(w):
-        return list(tree.ongoing_load_back)
-    return list(controller.ack_load_queue)
+        return NOTHING
+    if not controller.ack_load_queue:  # an empty list; the queue of SGLang 0.4 is always true
+        return NOTHING
+    waiting = tree.ongoing_load_back if threads.in_use(w) else controller.ack_load_queue
+    return list(waiting) if waiting else NOTHING
 
 
 def _after_loading_check(w: Witness, token: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
-    if not token:
-        return
     if threads.in_use(w):
         threads.loads_acknowledged(w, [node for node in token if node not in args[0].ongoing_load_back])
         return
@@ -206,6 +215,8 @@ def _after_loading_check(w: Witness, token: Any, result: Any, args: Args, kwargs
         if id(ack) in left:
             continue
         transfer, _, tokens, size = w.transfer_of_load.pop(id(ack), (0, None, 0, 0))
+        if transfer == _OF_STATES:
+            continue
         w.emit(LoadDone, transfer, tokens, size, _duration_ns(ack), tail=Tail.ints(ack.node_ids))
 
 

@@ -56,7 +56,8 @@ def _add(w: Witness, direction: int, tokens: int) -> None:
 
 def _after_load_layer(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
     if w.pools.get(id(args[0])) == ANCHOR:
-        _add(w, Direction.H2D, len(argument(args, kwargs, 2, "host_indices")))
+        w.layer_tokens = len(argument(args, kwargs, 2, "host_indices"))
+        _add(w, Direction.H2D, w.layer_tokens)
 
 
 def _after_backup(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
@@ -68,7 +69,8 @@ def _after_backup(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) -
 def _after_load_layer_by_device(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
     pool = argument(args, kwargs, 1, "host_pool")
     if w.pools.get(id(pool)) == ANCHOR:
-        _add(w, Direction.H2D, len(argument(args, kwargs, 2, "host_indices")))
+        w.layer_tokens = len(argument(args, kwargs, 2, "host_indices"))
+        _add(w, Direction.H2D, w.layer_tokens)
 
 
 def _after_backup_by_device(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) -> None:

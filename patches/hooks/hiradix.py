@@ -1,11 +1,11 @@
-"""HiRadixCache: the HiCache tree of SGLang 0.4.9 to 0.5.18 (0.4.6 has another host pool and is not covered).
+"""HiRadixCache: the HiCache tree of SGLang 0.4.6 to 0.5.18 (what only 0.4.6 to 0.4.8 have is in ``hiradix_04``).
 
 Everything here runs on the scheduler thread. Nodes are objects; their ids start again at 0 with every reset,
 so nothing is remembered across one. ``RadixCache`` is its base class and also what ``SchedulePolicy``
 simulates its waiting queue with: methods of the base class are looked at only when called on the tree that
 is watched.
 
-What moves KV out of L1: ``_evict_backuped`` (0.4.9 to 0.5.15) or ``_detach_backuped`` (0.5.16 and newer,
+What moves KV out of L1: ``_evict_backuped`` (0.4.6 to 0.5.15) or ``_detach_backuped`` (0.5.16 and newer,
 which ``_evict_backuped`` calls), ``_evict_regular``, and ``_drop_subtree_no_host`` (0.5.16 and newer).
 """
 
@@ -24,13 +24,14 @@ OWNER = "HiRadixCache"
 
 # --- set-up ------------------------------------------------------------------------------------------
 
-# The signatures of the constructor: 0.5.6 and newer, 0.5.4, 0.5.2, 0.4.10, 0.4.9.
+# The signatures of the constructor: 0.5.6 and newer, 0.5.4, 0.5.2 and 0.4.10, 0.4.9, and before.
 _POOLS = "req_to_token_pool token_to_kv_pool_allocator tp_cache_group page_size hicache_ratio hicache_size"
 _CONSTRUCTORS = (
     "params server_args",
     f"{_POOLS} hicache_write_policy hicache_io_backend hicache_mem_layout enable_metrics",
     f"{_POOLS} hicache_write_policy hicache_io_backend hicache_mem_layout",
     f"{_POOLS} hicache_write_policy hicache_io_backend",
+    f"{_POOLS} hicache_write_policy",
 )
 
 # --- insert ------------------------------------------------------------------------------------------
@@ -50,66 +51,66 @@ def _enter_cache(w: Witness, args: Args, kwargs: Kwargs) -> Any:
 
 # --- L1 eviction -------------------------------------------------------------------------------------
 
-_Victim = tuple[int, int, int, int]
+Victim = tuple[int, int, int, int]
 
 
-def _victim(w: Witness, node: Any) -> _Victim:
+def victim_of(w: Witness, node: Any) -> Victim:
     """Id, span and tokens of a node that is about to leave L1."""
     start, end = w.span_of(node)
     return int(node.id), start, end, len(node.value)
 
 
-def _emit(w: Witness, victim: _Victim, how: int, tokens: int) -> None:
+def left_l1(w: Witness, victim: Victim, how: int, tokens: int) -> None:
     number, start, end, _ = victim
     lost = tokens if how in (Eviction.DROPPED, Eviction.DROPPED_HOST_PRESSURE) else 0
     w.emit(EvictedL1, common.evict_call(w), number, start, end, how, tokens, lost)
 
 
-def _enter_backuped(w: Witness, args: Args, kwargs: Kwargs) -> _Victim | None:
+def _enter_backuped(w: Witness, args: Args, kwargs: Kwargs) -> Victim | None:
     if hasattr(type(args[0]), "_detach_backuped"):
         return None
-    return _victim(w, argument(args, kwargs, 1, "node"))
+    return victim_of(w, argument(args, kwargs, 1, "node"))
 
 
 def _after_backuped(w: Witness, token: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
     if token is not None:
-        _emit(w, token, Eviction.DEMOTED, int(result))
+        left_l1(w, token, Eviction.DEMOTED, int(result))
 
 
-def _enter_detach(w: Witness, args: Args, kwargs: Kwargs) -> _Victim:
-    return _victim(w, argument(args, kwargs, 1, "node"))
+def _enter_detach(w: Witness, args: Args, kwargs: Kwargs) -> Victim:
+    return victim_of(w, argument(args, kwargs, 1, "node"))
 
 
 def _after_detach(w: Witness, token: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
     if token[0] in args[0].ongoing_write_through:
         # write_back: out of the tree, but its L1 slots are kept until its copy is complete.
         w.staged.append(token)
-        _emit(w, token, Eviction.STAGED, 0)
+        left_l1(w, token, Eviction.STAGED, 0)
     else:
-        _emit(w, token, Eviction.DEMOTED, int(result))
+        left_l1(w, token, Eviction.DEMOTED, int(result))
 
 
 def demote_staged(w: Witness) -> None:
     """The copies that an eviction waited for are complete: the nodes leave L1 now."""
     for victim in w.staged:
-        _emit(w, victim, Eviction.DEMOTED, victim[3])
+        left_l1(w, victim, Eviction.DEMOTED, victim[3])
     w.staged.clear()
 
 
-def _enter_regular(w: Witness, args: Args, kwargs: Kwargs) -> _Victim:
-    return _victim(w, argument(args, kwargs, 1, "node"))
+def _enter_regular(w: Witness, args: Args, kwargs: Kwargs) -> Victim:
+    return victim_of(w, argument(args, kwargs, 1, "node"))
 
 
 def _after_regular(w: Witness, token: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
-    _emit(w, token, Eviction.DROPPED, int(result))
+    left_l1(w, token, Eviction.DROPPED, int(result))
 
 
-def _enter_subtree(w: Witness, args: Args, kwargs: Kwargs) -> list[_Victim]:
+def _enter_subtree(w: Witness, args: Args, kwargs: Kwargs) -> list[Victim]:
     waiting, victims = [argument(args, kwargs, 1, "root")], []
     while waiting:
         node = waiting.pop()
         if node.value is not None:
-            victims.append(_victim(w, node))
+            victims.append(victim_of(w, node))
         waiting.extend(node.children.values())
     return victims
 
@@ -117,9 +118,9 @@ def _enter_subtree(w: Witness, args: Args, kwargs: Kwargs) -> list[_Victim]:
 def _after_subtree(w: Witness, token: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
     for victim in token:
         if result:
-            _emit(w, victim, Eviction.DROPPED_HOST_PRESSURE, victim[3])
+            left_l1(w, victim, Eviction.DROPPED_HOST_PRESSURE, victim[3])
         else:
-            _emit(w, victim, Eviction.KEPT, 0)
+            left_l1(w, victim, Eviction.KEPT, 0)
 
 
 # --- declarations ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The host pools (L2 memory) of SGLang 0.4.9 to 0.5.23: which slots are taken, given back, emptied.
+"""The host pools (L2 memory) of SGLang 0.4.6 to 0.5.23: which slots are taken, given back, emptied.
 
 ``HostKVCache`` is the base of the MHA, MLA and most other host pools. Pools that override these methods
 (state pools of hybrid models, page envelopes) are not seen here; the instance facts name them.
@@ -12,8 +12,12 @@ from kvwitness.patches.contract import Args, Hook, Kwargs, argument
 from kvwitness.patches.schema.events import HostAlloc, HostClear, HostFree
 from kvwitness.patches.witness import Witness
 
-# 0.5.14 and newer, and before.
-MODULES = ("sglang.srt.mem_cache.pool_host.base", "sglang.srt.mem_cache.memory_pool_host")
+# 0.5.14 and newer, 0.4.8 and newer, and before.
+MODULES = (
+    "sglang.srt.mem_cache.pool_host.base",
+    "sglang.srt.mem_cache.memory_pool_host",
+    "sglang.srt.mem_cache.memory_pool",
+)
 
 
 def _after_alloc(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) -> None:

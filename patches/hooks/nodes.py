@@ -32,6 +32,15 @@ def full_in_l1(node: Any) -> bool:
     return node.component_data[FULL].value is not None
 
 
+def only_in_l2(node: Any) -> int:
+    """Tokens on the path to a TreeNode that L1 does not have: the end of the path, up to the first node that it has."""
+    tokens = 0
+    while node.value is None and node.parent is not None:
+        tokens += len(node.host_value)
+        node = node.parent
+    return tokens
+
+
 def walk(node: Any, holds: Holds) -> list[PathNode]:
     """The path to a node object."""
     chain = []

@@ -1,4 +1,4 @@
-"""A request's way through the scheduler of SGLang 0.4.9 to 0.5.23, and whose allocation is going on.
+"""A request's way through the scheduler of SGLang 0.4.6 to 0.5.23, and whose allocation is going on.
 
 All on the scheduler thread. Decode steps leave no event: only prefill decides which tokens were reused.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from kvwitness.patches.contract import HIRADIX, UNIFIED, UNIFIED_OBJ, Args, Hook, Kwargs, argument
-from kvwitness.patches.hooks import common
+from kvwitness.patches.contract import HIMAMBA, HIRADIX, UNIFIED, UNIFIED_OBJ, Args, Hook, Kwargs, argument
+from kvwitness.patches.hooks import common, layers
 from kvwitness.patches.instance import describe_process, scheduler_ranks
 from kvwitness.patches.schema.events import (
     AbortedInQueue,
@@ -32,6 +32,7 @@ RESULTS = "sglang.srt.managers.scheduler_components.batch_result_processor"
 RESULTS_MIXIN = "sglang.srt.managers.scheduler_output_processor_mixin"
 TREE = "sglang.srt.mem_cache.unified_radix_cache"
 BASE_TREE = "sglang.srt.mem_cache.radix_cache"
+MAMBA_TREE = "sglang.srt.mem_cache.mamba_radix_cache"
 
 # Scheduler.__init__: 0.5.21 and newer take the ranks from a context, before they were arguments.
 _RANKS_04 = "gpu_id tp_rank pp_rank dp_rank"
@@ -171,6 +172,7 @@ def _enter_run_batch(w: Witness, args: Args, kwargs: Kwargs) -> None:
     if not batch.forward_mode.is_extend():
         return
     number = w.next_batch()
+    layers.batch_begins(w, number)
     decoding = getattr(batch, "decoding_reqs", None) or ()
     for i, req in enumerate(batch.reqs):
         if req in decoding:
@@ -190,7 +192,9 @@ def _after_prefill_result(w: Witness, _: Any, result: Any, args: Args, kwargs: K
     for req in batch.reqs:
         waiting = w.batches.get(req.rid)
         if waiting:
-            w.emit(PrefillDone, w.req_id(req), waiting.popleft(), len(req.output_ids))
+            number = waiting.popleft()
+            layers.batch_ended(w, number)
+            w.emit(PrefillDone, w.req_id(req), number, len(req.output_ids))
 
 
 # --- end ---------------------------------------------------------------------------------------------
@@ -385,4 +389,6 @@ HOOKS: tuple[Hook, ...] = (
     _finished("tree.on_release", TREE, "UnifiedRadixCache", "req is_insert", UNIFIED_OBJ),
     _finished("hiradix.finished", BASE_TREE, "RadixCache", "req is_insert kv_len_to_handle", HIRADIX),
     _finished("hiradix.finished", BASE_TREE, "RadixCache", "req", HIRADIX),
+    _finished("himamba.finished", MAMBA_TREE, "MambaRadixCache", "req is_insert kv_len_to_handle", HIMAMBA),
+    _finished("himamba.finished", MAMBA_TREE, "MambaRadixCache", "req is_insert", HIMAMBA),
 )

@@ -6,6 +6,7 @@ what the threads themselves recorded could come before the event that queued it.
 
 The size of a launch is that of its tokens. What was copied is counted where the threads call the copy
 functions (:mod:`kvwitness.patches.hooks.copies`); a load that ends with another count is not believed.
+Whether the forward pass waited for it is another question: :mod:`kvwitness.patches.hooks.layers`.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from __future__ import annotations
 from typing import Any
 
 from kvwitness.patches.contract import HIRADIX, Args, Hook, Kwargs
-from kvwitness.patches.hooks import copies
-from kvwitness.patches.instance import anchor_pool
+from kvwitness.patches.hooks import copies, layers
+from kvwitness.patches.instance import anchor_pool, copies_in_threads
 from kvwitness.patches.schema.events import Direction, LoadDone, Tail, TransferStarted
 from kvwitness.patches.witness import Witness
 
 
 def in_use(w: Witness) -> bool:
-    """Whether acknowledgements come through queues of node ids (a list of ``HiCacheAck`` since 0.5.2)."""
-    return w.controller is not None and not isinstance(w.controller.ack_write_queue, list)
+    """Whether this server's controller copies in threads of its own."""
+    return copies_in_threads(w.controller)
 
 
 def _launched(w: Witness, direction: int, nodes: tuple[int, ...], tokens: int) -> tuple[int, int]:
@@ -50,6 +51,8 @@ def _after_ready(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) ->
     w.handed_over.clear()
     transfer, _ = _launched(w, Direction.H2D, nodes, tokens)
     w.thread_loads.append((transfer, nodes, tokens))
+    # The result is the number of the layer count that the batch will wait for.
+    layers.launched(w, transfer, tokens, None if result is None else int(result))
 
 
 def loads_acknowledged(w: Witness, nodes: list[int]) -> None:
@@ -61,6 +64,9 @@ def loads_acknowledged(w: Witness, nodes: list[int]) -> None:
             w.thread_acks.difference_update(of_load)
             w.thread_loads.remove(load)
             size = copies.bytes_called(w, Direction.H2D, tokens)
+            if not size:
+                # Acknowledged, and no copy was seen: when it was complete is not known.
+                continue
             w.emit(LoadDone, transfer, tokens, size, -1, tail=Tail.ints(of_load))
 
 
@@ -69,6 +75,7 @@ def forget(w: Witness) -> None:
     w.handed_over.clear()
     w.thread_loads.clear()
     w.thread_acks.clear()
+    layers.forget(w)
     for direction in (Direction.D2H, Direction.H2D):
         copies.forget(w, direction)
 

@@ -82,8 +82,6 @@ class Event:
 
     CODE: ClassVar[int] = 0
     PACK: ClassVar[struct.Struct]
-    RECORD: ClassVar[Callable[..., bytes]]
-    """``PACK.pack``, one attribute away."""
     READ_TAIL: ClassVar[Callable[[bytes], Any] | None] = None
 
 
@@ -100,7 +98,6 @@ def _event(code: int, layout: str, tail: Callable[[bytes], Any] | None = None) -
             raise TypeError(f"{cls.__name__} declares {len(fields(cls))} fields, its layout {expected}")
         cls.CODE = code
         cls.PACK = struct.Struct(RECORD_HEAD + layout)
-        cls.RECORD = cls.PACK.pack
         cls.READ_TAIL = staticmethod(tail) if tail is not None else None
         REGISTRY[code] = cls
         return cls
@@ -589,6 +586,20 @@ class EvictHost(Event):
     asked: int
     freed: int
     req: int
+
+
+@_event(70, "QqB")
+@dataclass(frozen=True, slots=True)
+class LoadWaited(Event):
+    """SGLang 0.4 to 0.5.1: the forward pass that host-to-device ``transfer`` was launched for is over.
+
+    In ``layers`` layers the copy had ended before the pass went on to read them. ``early`` 1: it went on to
+    read a layer whose copy had not ended.
+    """
+
+    transfer: int
+    layers: int
+    early: int
 
 
 # --- L3 ----------------------------------------------------------------------------------------------

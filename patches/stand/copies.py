@@ -267,7 +267,8 @@ def transfer_kv_all_layer_direct_lf_pf(
     for pool, dst in enumerate(dst_ptrs):
         for layer in range(num_layers):
             rows = src_ptrs[pool * num_layers + layer][source]
-            _put(dst, (pages, layer), rows.view(-1, page_size, *rows.shape[1:]))
+            # Not -1: a model without a recurrent state has a state pool whose rows hold nothing.
+            _put(dst, (pages, layer), rows.view(len(pages), page_size, *rows.shape[1:]))
 
 
 # --- host page_head: (P, H, S, L, D) --------------------------------------------------------------------

@@ -9,6 +9,7 @@ KVWITNESS_STAND_FAULT is a comma-separated list of:
                               (host to device: one call a layer; device to host: one call a backup)
     load-back-too-short       the radix cache refuses every load-back as too short
     load-back-no-memory       the cache controller finds no device slots for a load-back
+    load-late:MS              the loading thread wakes up MS milliseconds late (SGLang 0.4 to 0.5.1)
 
 `h2d` is a load from host to device, `d2h` a backup from device to host; without either, both. Importing
 this module imports neither torch nor SGLang, so that the tool side can check a list before it starts a
@@ -41,6 +42,7 @@ Direction = Literal["h2d", "d2h"]
 _DIRECTIONS: tuple[Direction, ...] = ("h2d", "d2h")
 COPY_KINDS = ("copy-skip", "copy-zero", "copy-corrupt", "copy-delay")
 LOAD_BACK_KINDS = ("load-back-too-short", "load-back-no-memory")
+LATE_KIND = "load-late"
 # Longer than any prompt, so that SGLang's own "too short to load" path refuses every load-back.
 _NEVER_LONG_ENOUGH = sys.maxsize
 
@@ -51,7 +53,7 @@ class UnknownFaultError(ValueError):
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault. `direction` is None for both, `delay_ms` is 0 but for copy-delay."""
+    """One fault. `direction` is None for both, `delay_ms` is 0 but for copy-delay and load-late."""
 
     kind: str
     direction: Direction | None = None
@@ -85,14 +87,16 @@ def _parse_one(item: str) -> Fault:
         if rest:
             raise UnknownFaultError(f"{FAULT_VARIABLE}: {kind} takes nothing after it, got {item!r}")
         return Fault(kind)
-    if kind not in COPY_KINDS:
-        known = ", ".join((*COPY_KINDS, *LOAD_BACK_KINDS))
+    if kind not in (*COPY_KINDS, LATE_KIND):
+        known = ", ".join((*COPY_KINDS, *LOAD_BACK_KINDS, LATE_KIND))
         raise UnknownFaultError(f"{FAULT_VARIABLE}: unknown fault {item!r} (known: {known})")
     delay_ms = 0.0
-    if kind == "copy-delay":
+    if kind in ("copy-delay", LATE_KIND):
         if not rest:
-            raise UnknownFaultError(f"{FAULT_VARIABLE}: copy-delay needs milliseconds, as copy-delay:20")
+            raise UnknownFaultError(f"{FAULT_VARIABLE}: {kind} needs milliseconds, as {kind}:20")
         delay_ms = _parse_delay(rest.pop(0), item)
+    if kind == LATE_KIND and rest:
+        raise UnknownFaultError(f"{FAULT_VARIABLE}: {kind} takes milliseconds only, got {item!r}")
     direction = _parse_direction(rest, item)
     if kind == "copy-corrupt" and direction != "h2d":
         raise UnknownFaultError(f"{FAULT_VARIABLE}: only copy-corrupt:h2d exists, got {item!r}")
@@ -139,6 +143,9 @@ def install_faults() -> None:
     if "load-back-too-short" in kinds:
         after_import("sglang.srt.mem_cache.unified_radix_cache", _refuse_short_load_backs)
         after_import("sglang.srt.mem_cache.hiradix_cache", _refuse_short_load_backs)
+    late_ms = sum(fault.delay_ms for fault in faults if fault.kind == LATE_KIND)
+    if late_ms:
+        after_import("sglang.srt.managers.cache_controller", functools.partial(_wake_up_late, late_ms))
     if "load-back-no-memory" in kinds:
         after_import("sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller", _refuse_device_slots)
         after_import("sglang.srt.managers.cache_controller", _refuse_device_slots)
@@ -272,3 +279,19 @@ def _refuse_device_slots(module: ModuleType) -> None:
         cls = getattr(module, class_name, None)
         if cls is not None and cls.__module__ == module.__name__:
             _wrap(cls, "load", make)
+
+
+def _wake_up_late(late_ms: float, module: ModuleType) -> None:
+    """Delay the first thing that the loading thread does when a batch is ready for what it loads."""
+    counter = module.LayerDoneCounter
+    if not hasattr(counter, "increment"):
+        raise RuntimeError(f"this SGLang has no loading thread: {LATE_KIND} cannot act")
+
+    def make(update_producer: Callable[..., Any]) -> Callable[..., Any]:
+        def late(self: Any) -> Any:
+            time.sleep(late_ms / 1e3)
+            return update_producer(self)
+
+        return late
+
+    _wrap(counter, "update_producer", make)

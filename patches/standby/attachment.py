@@ -11,6 +11,7 @@ from kvwitness.patches.config import Config
 from kvwitness.patches.hooks import all_hooks, common, threads
 from kvwitness.patches.instance import (
     anchor_pool,
+    copies_in_threads,
     describe_instance,
     describe_process,
     find_pools,
@@ -53,7 +54,7 @@ def check_scheduler(scheduler: Any) -> Any:
     if getattr(tree, "cache_controller", None) is None:
         raise Refused(Problem.NO_HICACHE, f"the server runs without HiCache ({kinds[0]})")
     if not any(kind in _TREES for kind in kinds):
-        raise Refused(Problem.UNKNOWN_TREE, f"{kinds[0]} is not a tree that kvwitness knows")
+        raise Refused(Problem.UNKNOWN_TREE, f"{kinds[0]} is not a tree that kvwitness can be attached to")
     return tree
 
 
@@ -176,7 +177,7 @@ class Attachment:
 
     def _is_quiet(self) -> bool:
         """SGLang 0.4 keeps no list of the copies under way that could be recorded: wait until there is none."""
-        if isinstance(self._tree.cache_controller.ack_write_queue, list):
+        if not copies_in_threads(self._tree.cache_controller):
             return True
         return not (self._tree.ongoing_write_through or self._tree.ongoing_load_back)
 

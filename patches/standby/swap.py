@@ -62,6 +62,9 @@ class Swaps:
         except (AttributeError, KeyError):
             state.status, state.detail = "missing", f"{hook.target} does not exist"
             return
+        if hook.beside and hook.beside not in vars(owner):
+            state.status, state.detail = "missing", f"{hook.owner} of this release has no {hook.beside}"
+            return
         wrong = mismatch(original, hook.parameters)
         if wrong is not None:
             state.status, state.detail = "unknown_signature", wrong

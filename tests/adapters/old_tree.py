@@ -24,6 +24,9 @@ HIRADIX = ("sglang.srt.mem_cache.hiradix_cache", "HiRadixCache")
 RADIX = ("sglang.srt.mem_cache.radix_cache", "RadixCache")
 CONTROLLER = ("sglang.srt.managers.cache_controller", "HiCacheController")
 POOL = ("sglang.srt.mem_cache.memory_pool_host", "HostKVCache")
+COUNTER = ("sglang.srt.managers.cache_controller", "LayerDoneCounter")
+SCHEDULER = ("sglang.srt.managers.scheduler", "Scheduler")
+RESULTS = ("sglang.srt.managers.scheduler_output_processor_mixin", "SchedulerOutputProcessorMixin")
 MHA_POOL = ("sglang.srt.mem_cache.memory_pool_host", "MHATokenToKVPoolHost")
 
 
@@ -133,6 +136,7 @@ class ThreadedController(Controller):
 
     def __init__(self, pool: Pool) -> None:
         super().__init__(pool)
+        self.layer_done_counter = LayerDoneCounter(pool.layer_num)
         self.ack_write_queue = Queue()
         self.ack_load_queue = Queue()
 
@@ -142,6 +146,31 @@ class ThreadedController(Controller):
         pool.backup_from_device_all_layer(None, slots, device_indices, "direct")
         self.ack_write_queue.put(node_id)
         return slots
+
+
+class LayerDoneCounter:
+    """0.4.8 to 0.5.1: three counts of copied layers; a pass waits for the one that it was told."""
+
+    def __init__(self, layers: int) -> None:
+        self.counters = [layers] * 3
+        self.producer_index = self.consumer_index = 0
+
+    def update_producer(self) -> int:
+        self.producer_index = (self.producer_index + 1) % 3
+        return self.producer_index
+
+    def set_consumer(self, index: int) -> None:
+        self.consumer_index = index
+
+    def increment(self) -> None:
+        self.counters[self.producer_index] += 1
+
+    def wait_until(self, threshold: int) -> None:
+        """The real one waits; the tests call it when it would return."""
+        assert self.counters[self.consumer_index] > threshold, "it would wait here"
+
+    def reset(self) -> None:
+        self.counters[self.producer_index] = 0
 
 
 class Radix:
@@ -232,7 +261,8 @@ class HiRadix(Radix):
             self.cache_controller.ack_load_queue.clear()
 
     def ready_to_load_host_cache(self) -> int:
-        return 0
+        counter = getattr(self.cache_controller, "layer_done_counter", None)
+        return 0 if counter is None else (counter.producer_index + 1) % 3
 
     def init_load_back(self, last_node: Node, host_hit_length: int, mem_quota: int | None = None) -> Any:
         return self.load_back(last_node) or [], last_node
@@ -257,6 +287,15 @@ class HiRadix(Radix):
         freed, node.value = len(node.value), None
         self.evictable_size_ -= freed
         return freed
+
+
+class Scheduler:
+    """Runs a batch, and processes its result."""
+
+    def run_batch(self, batch: Any) -> Any:
+        return batch.forward()
+
+    def process_batch_result_prefill(self, batch: Any, result: Any) -> None: ...
 
 
 def hooked(witness: Witness, targets: dict[tuple[str, str], type]) -> list[tuple[type, str, Any]]:

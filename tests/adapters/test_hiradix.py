@@ -24,6 +24,7 @@ from kvwitness.patches.schema.events import (
     LoadBackDecided,
     LoadDone,
     LoadQueued,
+    LoadWaited,
     Matched,
     PathNode,
     Refusal,
@@ -49,6 +50,9 @@ def watched(tmp_path: Path) -> Iterator[Witness]:
             old.CONTROLLER: old.Controller,
             old.POOL: old.Pool,
             old.MHA_POOL: old.MhaPool,
+            old.COUNTER: old.LayerDoneCounter,
+            old.SCHEDULER: old.Scheduler,
+            old.RESULTS: old.Scheduler,
         },
     )
     # In 0.4 the class that writes is the same one; here it is a subclass.
@@ -137,6 +141,88 @@ def test_threads_of_04_launch_loads_when_a_batch_is_ready(watched: Witness, tmp_
     (done,) = old.events(tmp_path, LoadDone)
     assert (done.transfer, done.tokens, done.nodes) == (started.transfer, started.tokens, started.nodes)
     assert (started.bytes, done.bytes) == (16 * 32, 16 * 32 * layers // 2)
+    assert no_failures(tmp_path)
+
+
+class Pass:
+    """A forward pass of 0.4 beside the loading thread; ``order`` is how the steps of the two fall in time."""
+
+    def __init__(self, built: old.HiRadix, told: int, order: str) -> None:
+        self.built, self.told, self.order = built, told, order
+        self.counter = built.cache_controller.layer_done_counter
+        self.layer = 0
+        self.reqs = [request(18)]
+        self.reqs[0].prefix_len, self.reqs[0].extend_end = 16, 18
+        self.reqs[0].full_untruncated_fill_ids = list(range(18))
+        self.forward_mode = SimpleNamespace(is_extend=lambda: True)
+
+    def forward(self) -> None:
+        self.counter.set_consumer(self.told)
+        for step in self.order:
+            match step:
+                case "w":  # The thread wakes up and starts with the queued loads.
+                    self.counter.update_producer()
+                    self.counter.reset()
+                case "c":  # It copies the next layer.
+                    pool: Any = self.built.token_to_kv_pool_host
+                    slots = old.Slots(range(16))
+                    pool.load_to_device_per_layer(None, slots, old.Slots(), self.layer, "direct")
+                    self.counter.increment()
+                    self.layer += 1
+                case _:  # The pass goes on to read layer 0 or 1.
+                    self.counter.wait_until(int(step))
+
+
+@pytest.mark.parametrize(
+    ("order", "off_by", "layers", "early"),
+    [
+        ("wc0c1", 0, 2, 0),
+        ("wcc00111", 0, 2, 0),
+        # The count of the load before stands until the thread wakes up: the pass does not wait.
+        ("0wc0c1", 0, 2, 1),
+        ("01wcc", 0, 0, 1),
+        # The pass reads the last layer only after it looked at another count.
+        ("wc0c", 0, 1, 0),
+        # It was told another count than the one that the load has.
+        ("wcc01", 1, 0, 0),
+        ("01wcc", 1, 0, 0),
+    ],
+)
+def test_a_pass_of_04_that_did_not_wait_is_told(
+    watched: Witness, tmp_path: Path, order: str, off_by: int, layers: int, early: int
+) -> None:
+    built = tree("threads")
+    built.cache_unfinished_req(request(16))
+    built.writing_check()
+    built.evict(16)
+    result = built.match_prefix(list(range(16)))
+    built.init_load_back(result.last_host_node, result.host_hit_length)
+    slot = built.ready_to_load_host_cache()
+    batch, scheduler = Pass(built, (slot + off_by) % 3, order), old.Scheduler()
+    scheduler.run_batch(batch)
+    assert not old.events(tmp_path, LoadWaited)
+    scheduler.process_batch_result_prefill(batch, None)
+    (started,) = (e for e in old.events(tmp_path, TransferStarted) if e.direction == Direction.H2D)
+    (waited,) = old.events(tmp_path, LoadWaited)
+    assert (waited.transfer, waited.layers, waited.early) == (started.transfer, layers, early)
+    assert no_failures(tmp_path)
+
+
+def test_a_flush_forgets_loads_that_the_thread_never_made(watched: Witness, tmp_path: Path) -> None:
+    built = tree("threads")
+    for order in ("", "wc0c1"):
+        built.cache_unfinished_req(request(16))
+        built.writing_check()
+        built.evict(16)
+        result = built.match_prefix(list(range(16)))
+        built.init_load_back(result.last_host_node, result.host_hit_length)
+        batch, scheduler = Pass(built, built.ready_to_load_host_cache(), order), old.Scheduler()
+        scheduler.run_batch(batch)
+        if not order:
+            built.reset()
+        scheduler.process_batch_result_prefill(batch, None)
+    (waited,) = old.events(tmp_path, LoadWaited)
+    assert (waited.layers, waited.early) == (2, 0)
     assert no_failures(tmp_path)
 
 

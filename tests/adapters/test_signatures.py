@@ -13,26 +13,31 @@ from typing import Any
 
 import pytest
 
-from kvwitness.patches.contract import COMMON, HIRADIX, UNIFIED, UNIFIED_OBJ, Hook, mismatch
+from kvwitness.patches.contract import COMMON, HIMAMBA, HIRADIX, UNIFIED, UNIFIED_OBJ, Hook, mismatch
 from kvwitness.patches.hooks import all_hooks
 
 KNOWN = json.loads((Path(__file__).parent / "signatures.json").read_text())
 RELEASES: list[str] = KNOWN["releases"]
 LINKS = {"born", "backed_up", "left_l1", "resident_l1", "resident_l2", "read", "used"}
 
-# Which trees with HiCache a release can build (HiRadixCache is dead code in 0.5.19 and 0.5.20).
+# Which trees with HiCache a release can build (HiRadixCache is dead code in 0.5.19 and 0.5.20), or only has
+# (HiMambaRadixCache from 0.5.13 on).
 FAMILIES = {
+    "0.4.6.post5": (HIRADIX,),
+    "0.4.7": (HIRADIX,),
+    "0.4.8": (HIRADIX,),
     "0.4.9.post6": (HIRADIX,),
     "0.4.10.post2": (HIRADIX,),
     "0.5.2": (HIRADIX,),
     "0.5.4": (HIRADIX,),
     "0.5.6.post2": (HIRADIX,),
     "0.5.8": (HIRADIX,),
-    "0.5.10.post1": (HIRADIX,),
-    "0.5.12.post1": (HIRADIX, UNIFIED_OBJ),
-    "0.5.14": (HIRADIX, UNIFIED_OBJ),
-    "0.5.16": (HIRADIX, UNIFIED_OBJ),
-    "0.5.17": (HIRADIX, UNIFIED),
+    "0.5.10.post1": (HIRADIX, HIMAMBA),
+    "0.5.11": (HIRADIX, HIMAMBA),
+    "0.5.12.post1": (HIRADIX, HIMAMBA, UNIFIED_OBJ),
+    "0.5.14": (HIRADIX, HIMAMBA, UNIFIED_OBJ),
+    "0.5.16": (HIRADIX, HIMAMBA, UNIFIED_OBJ),
+    "0.5.17": (HIRADIX, HIMAMBA, UNIFIED),
     "0.5.18": (HIRADIX, UNIFIED),
     "0.5.20": (UNIFIED,),
     "0.5.21": (UNIFIED,),

@@ -2,6 +2,10 @@
 
     python tests/bench/bench.py [--rounds N] [--events-only] [--json]
 
+Events and idle hooks are measured in many short rounds. Every round times each of them once, so that a slow
+moment of the machine hits all, and ratios are taken within a round. The best round is what a quiet machine
+would show.
+
 The server part runs three real SGLang servers on the CPU stand (kvwitness off, on, and SGLang's own
 --enable-trace) and sends the same bursts to each in turn, so that a slow moment of the machine hits all.
 """
@@ -18,11 +22,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from timeit import Timer
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -31,8 +36,12 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as pb_grpc
 
 from kvwitness.collectors.journal import find_journals, read_journal
+from kvwitness.patches.config import Config, Faults
+from kvwitness.patches.contract import UNIFIED_OBJ, wrap
+from kvwitness.patches.hooks import all_hooks
 from kvwitness.patches.recorder import Recorder
 from kvwitness.patches.schema.events import BackupAcked, FactKind, Facts, LoadQueued, Tail
+from kvwitness.patches.witness import Witness
 from kvwitness.tracer.stand.environment import StandEnvironment, ensure_environment
 from kvwitness.tracer.stand.model import ensure_model
 from kvwitness.tracer.stand.places import stand_home
@@ -42,39 +51,85 @@ from kvwitness.tracer.stand.server import ServerOptions, StandServer
 GOAL_US = 2.0
 CLIENTS = 4
 REQUESTS_PER_BURST = 24
-BATCH = 1000
-BATCHES = 60
+CALLS = 200
+SHORT_ROUNDS = 400
 
 
-# --- per event ---------------------------------------------------------------------------------------
+# --- per event and per idle hook ---------------------------------------------------------------------
+
+Cost = dict[str, float]
 
 
-def median_us(action: Callable[[], object]) -> float:
-    """Median cost of one call, in microseconds of the thread's own CPU time, over batches."""
-    times = []
-    for _ in range(BATCHES):
-        begin = time.thread_time_ns()
-        for _ in range(BATCH):
-            action()
-        times.append((time.thread_time_ns() - begin) / BATCH / 1000)
-    return statistics.median(times)
+def in_rounds(statements: Mapping[str, str], names: dict[str, Any], base: str) -> dict[str, Cost]:
+    """Microseconds of the thread's own CPU time for one run of each statement, and its ratio to ``base``."""
+    timers = {name: Timer(code, timer=time.thread_time_ns, globals=names) for name, code in statements.items()}
+    rounds = [{name: timer.timeit(CALLS) / CALLS / 1000 for name, timer in timers.items()} for _ in range(SHORT_ROUNDS)]
+    return {
+        name: {
+            "median_us": statistics.median(r[name] for r in rounds),
+            "best_us": min(r[name] for r in rounds),
+            "ratio": statistics.median(r[name] / r[base] for r in rounds),
+        }
+        for name in statements
+    }
 
 
-def bench_events() -> dict[str, float]:
+def bench_events() -> dict[str, Cost]:
     """One event without and with a tail, next to what plain Python does in the same moment."""
     with tempfile.TemporaryDirectory() as folder:
         recorder = Recorder(Path(folder), role="bench", quota_bytes=256 << 20)
-        runs = Tail.ints([16, 1488])
-        pack = struct.Struct("<QQHHIQqq").pack
-        plain: deque[tuple[int, ...]] = deque(maxlen=1000)
-        result = {
-            "event": median_us(lambda: recorder.emit(BackupAcked, 7, 5, -1)),
-            "event with slots": median_us(lambda: recorder.emit(LoadQueued, 1, 2, 0, 1488, 1488, tail=runs)),
-            "struct.pack alone": median_us(lambda: pack(1, 2, 3, 0, 0, 7, 5, -1)),
-            "append to a deque": median_us(lambda: plain.append((7, 5, -1))),
+        names = {
+            "emit": recorder.emit,
+            "BackupAcked": BackupAcked,
+            "LoadQueued": LoadQueued,
+            "runs": Tail.ints([16, 1488]),
+            "pack": struct.Struct("<QQHHIQqq").pack,
         }
+        statements = {
+            "event": "emit(BackupAcked, 7, 5, -1)",
+            "event with slots": "emit(LoadQueued, 1, 2, 0, 1488, 1488, tail=runs)",
+            "struct.pack alone": "pack(1, 2, 3, 0, 0, 7, 5, -1)",
+        }
+        result = in_rounds(statements, names, base="struct.pack alone")
         recorder.close()
         return result
+
+
+IDLE_HOOKS = {
+    "tree.loading_check": "tree",
+    "tree.writing_check": "tree",
+    "controller.start_writing": "controller",
+    "controller.start_loading": "controller",
+}
+"""Hooks that an idle scheduler runs into on every loop, and whose methods they are."""
+
+
+def bench_idle_hooks() -> dict[str, Cost]:
+    """What these add to a call when there is nothing to copy: the wrapped function less the bare one."""
+    with tempfile.TemporaryDirectory() as folder:
+        witness = Witness(Config(Path(folder), 2 << 20, Faults()))
+        witness.open("bench")
+        empty = {"write_queue": [], "load_queue": [], "ack_write_queue": [], "ack_load_queue": []}
+        witness.controller = SimpleNamespace(**empty)
+        witness.tree = SimpleNamespace(
+            cache_controller=witness.controller, ongoing_write_through={}, ongoing_load_back={}
+        )
+
+        def bare(self: object) -> None:
+            """Stands for SGLang's own function."""
+
+        names = {"bare": bare, "tree": witness.tree, "controller": witness.controller}
+        names["pack"] = struct.Struct("<QQHHIQqq").pack
+        statements = {"bare": "bare(tree)", "struct.pack alone": "pack(1, 2, 3, 0, 0, 7, 5, -1)"}
+        witness.family = UNIFIED_OBJ
+        for number, (name, owner) in enumerate(IDLE_HOOKS.items()):
+            hook = next(h for h in all_hooks() if h.name == name and h.family == witness.family)
+            names[f"hooked_{number}"] = wrap(bare, hook, witness)
+            statements[name] = f"hooked_{number}({owner})"
+        result = in_rounds(statements, names, base="struct.pack alone")
+        witness.close()
+    unhooked, _ = result.pop("bare"), result.pop("struct.pack alone")
+    return {name: {figure: cost[figure] - unhooked[figure] for figure in cost} for name, cost in result.items()}
 
 
 # --- server ------------------------------------------------------------------------------------------
@@ -252,23 +307,35 @@ def main() -> None:
     parser.add_argument("--events-only", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    result: dict[str, Any] = {"events_us": bench_events()}
-    if not options.events_only:
-        with reporting() as progress:
-            result["profile"] = bench_hooks(progress)
-            result["server"] = bench_server(options.rounds, progress)
+    with reporting() as progress:
+        parts: dict[str, Callable[[], Any]] = {"events": bench_events, "idle hooks": bench_idle_hooks}
+        if not options.events_only:
+            parts["profile"] = lambda: bench_hooks(progress)
+            parts["server"] = lambda: bench_server(options.rounds, progress)
+        result = {}
+        for name, measure in parts.items():
+            result[name] = measure()
+            if not options.json:  # a part takes minutes: it is shown when it is there
+                show({name: result[name]})
     if options.json:
         json.dump(result, sys.stdout, indent=1)
-        return
-    show(result)
+
+
+def show_costs(costs: Mapping[str, Cost]) -> None:
+    for name, cost in costs.items():
+        print(
+            f"  {name:<26} {cost['median_us']:6.2f} us {cost['best_us']:6.2f} us   {cost['ratio']:5.1f} x struct.pack"
+        )
 
 
 def show(result: dict[str, Any]) -> None:
-    events = result["events_us"]
-    base = events["struct.pack alone"]
-    print(f"\nPer event on the recording thread (goal: at most {GOAL_US:g} microseconds, median)")
-    for name, cost in events.items():
-        print(f"  {name:<20} {cost:6.2f} us   {cost / base:5.1f} x struct.pack")
+    header = f"  {'':<28} median      best   median ratio"
+    if "events" in result:
+        print(f"\nPer event on the recording thread (goal: a median of at most {GOAL_US:g} microseconds)\n{header}")
+        show_costs(result["events"])
+    if "idle hooks" in result:
+        print(f"\nPer hook with nothing to do, wrapper included (an idle scheduler, on every loop)\n{header}")
+        show_costs(result["idle hooks"])
     if "profile" in result:
         profile = result["profile"]
         print("\nPer hook, observers only, in the scheduler (median)")
@@ -282,6 +349,7 @@ def show(result: dict[str, Any]) -> None:
         for name, label in (("on", "kvwitness on"), ("trace", "SGLang --enable-trace")):
             for figure, r in server[name].items():
                 print(f"  {label:<22} {figure:<12} {r['median']:.3f} ({r['low']:.3f} to {r['high']:.3f})")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -311,11 +311,17 @@ def test_a_manifest_of_nothing_proves_nothing(folder: Path) -> None:
 
 def test_not_a_bundle(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for name in ("nothing", "empty"):
-        with pytest.raises(BundleError, match="there is no bundle"):
-            verify_bundle(tmp_path / name)
     (tmp_path / "text.zip").write_text("hello")
-    assert not verify_bundle(tmp_path / "text.zip").ok
+    for name, what in (("nothing", "no such file"), ("empty", "neither a bundle nor"), ("text.zip", "but no zip")):
+        with pytest.raises(BundleError, match=what):
+            verify_bundle(tmp_path / name)
+
+
+def test_a_damaged_zip_is_still_checked(tmp_path: Path, folder: Path) -> None:
+    whole = write_bundle(tmp_path / "whole.zip", BundleInputs(journals=())).path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"????" + whole[4:]):
+        (tmp_path / "damaged").write_bytes(damaged)
+        assert not verify_bundle(tmp_path / "damaged").ok
 
 
 def test_the_judge_of_these_tests_is_at_the_seam() -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from bundle.runs import record_journal
 
 from kvwitness.tracer.bundle import BundleInputs, write_bundle
 from kvwitness.tracer.bundle.layout import decode_manifest, encode_manifest, hash_line, sha256
+from kvwitness.tracer.model import EventRef, LoadBack
 
 from .conftest import Command
 
@@ -29,6 +31,25 @@ def test_show_a_folder_of_journals(kvwitness: Command, data: Path) -> None:
     assert [row["request"] for row in rows] == ["other", "abc-a-1", "abc-b-1", "abc-c-1"]
 
 
+def test_health_checks_are_left_out_and_counted(kvwitness: Command, tmp_path: Path) -> None:
+    data = tmp_path / "checked"
+    record_journal(data, ["HEALTH_CHECK_1", "mine", "HEALTH_CHECK_2"])
+    result = kvwitness("show", data)
+    assert "mine" in result.stdout and "HEALTH_CHECK" not in result.stdout
+    assert result.stderr == "left out: 2 health checks of the server itself (--all shows them)\n"
+    everything = kvwitness("show", data, "--all")
+    assert "HEALTH_CHECK_2" in everything.stdout
+    assert everything.stderr == ""
+    assert len(json.loads(kvwitness("show", data, "--json").stdout)["requests"]) == 3
+
+
+def test_a_server_that_was_only_checked_has_no_requests_yet(kvwitness: Command, tmp_path: Path) -> None:
+    record_journal(tmp_path / "checked", ["HEALTH_CHECK_1"])
+    result = kvwitness("show", tmp_path / "checked")
+    assert result.stdout.startswith("no requests yet in ")
+    assert result.stderr == "left out: 1 health check of the server itself (--all shows them)\n"
+
+
 def test_bundles_kept_beside_the_journals_are_not_counted_twice(kvwitness: Command, data: Path) -> None:
     write_bundle(data / "bundle", BundleInputs(journals=tuple(data.glob("*.kvwj"))))
     rows = json.loads(kvwitness("show", data, "--json").stdout)["requests"]
@@ -42,12 +63,29 @@ def test_explain(kvwitness: Command, bundle: Path, rid: str) -> None:
     text = result.stdout
     assert text.startswith("L2 reported\n")
     assert "request abc-c-1, 100 prompt tokens" in text
+    assert "cache epoch 0 (since the last flush or start)" in text
     assert "by the server" in text
     assert "seen     born  queued  [Queued 6]" in text
     assert "MISSING  read  no load was seen" in text
     assert "to obtain read: attach the hooks before the run" in text
     assert "cached_tokens_details" in text
     assert "agrees" in text
+
+
+def test_a_load_is_named_by_its_event(kvwitness: Command, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bundle.runs import simple_judge
+
+    from kvwitness.tracer.judgement import Judgement
+
+    load = LoadBack(12, 1504, 1504, 4096, 1_000_000, 2_000_000, 3_000_000, None, (EventRef("i", 175, "LoadQueued"),))
+
+    def judge(*args: object) -> Judgement:
+        verdicts = simple_judge(*args).verdicts  # type: ignore[arg-type]
+        return Judgement((), tuple(msgspec.structs.replace(one, load_backs=(load,)) for one in verdicts))
+
+    monkeypatch.setattr("kvwitness.tracer.judgement.judge", judge)
+    text = kvwitness("explain", data, "--rid", "other").stdout
+    assert "load queued by event 175: 1504 tokens from L2, 4096 bytes, done 2.00 ms later  [LoadQueued 175" in text
 
 
 def test_explain_prints_brackets_as_they_are(kvwitness: Command, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

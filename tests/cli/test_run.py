@@ -80,7 +80,7 @@ def test_a_run_ends_in_a_bundle(kvwitness: Command, runner: Runner, data: Path, 
     assert result.exit_code == 0
     assert "L2 reported" in result.stdout
     assert f"bundle: {out}" in result.stdout
-    assert "warn: metrics are off" in result.stderr
+    assert "warning: metrics are off" in result.stderr.splitlines()
     options, _, observer, _ = runner.calls[0]
     expected = AbcOptions(prefix_tokens=64, second_hit=True, flush_between_bc=True, keep_prompts=True, seed=5)
     assert options == expected

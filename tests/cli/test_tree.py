@@ -43,6 +43,17 @@ def test_every_command_has_json(kvwitness: Command, path: tuple[str, ...], comma
         assert "--json" in kvwitness(*path, "--help").output
 
 
+@pytest.mark.parametrize("path", [path for path, command in TREE if isinstance(command, click.Group)], ids=" ".join)
+def test_lists_of_commands_are_not_cut_off(
+    kvwitness: Command, path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    listed = kvwitness(*path, "--help").output.partition("Commands:\n")[2].splitlines()
+    assert listed
+    assert all(line.endswith(".") and not line.endswith("...") for line in listed)
+    assert all(len(line.split()) > 2 for line in listed)  # one line each
+
+
 def test_help_imports_no_command() -> None:
     code = (
         "import sys\nfrom kvwitness.tracer.cli.application import application\n"

@@ -15,7 +15,7 @@ import pytest
 
 from kvwitness.collectors.journal import find_journals, read_journal
 from kvwitness.patches.config import Config, ConfigError, Faults
-from kvwitness.patches.contract import MARK, Hook, argument
+from kvwitness.patches.contract import MARK, NOTHING, Hook, argument
 from kvwitness.patches.install import Installer
 from kvwitness.patches.schema.events import HookFailed
 from kvwitness.patches.witness import Witness
@@ -103,6 +103,42 @@ def test_an_exception_of_the_original_reaches_the_caller_and_context_is_undone(t
     with pytest.raises(KeyError):
         cache_of(module).match("bad")
     assert undone == ["t"]
+
+
+@pytest.mark.parametrize("leave", [None, lambda w, token: token.append("undone")])
+def test_where_there_is_nothing_to_see_the_other_observers_are_not_called(
+    tmp_path: Path, target: str, leave: Any
+) -> None:
+    module = importlib.import_module(target)
+    w = witness(tmp_path)
+    calls: list[Any] = []
+    install(
+        w,
+        hook(
+            target,
+            enter=lambda w, args, kwargs: NOTHING if args[1] == "idle" else calls,
+            leave=leave,
+            seen=lambda w, token, result, args, kwargs: calls.append(result),
+        ),
+    )
+    cache = cache_of(module)
+    assert cache.match("idle") == ["idle", 3, False] and not calls
+    assert cache.match("busy") == ["busy", 3, False]
+    assert calls == [*(["undone"] if leave else []), ["busy", 3, False]]
+    (journal,) = (read_journal(path) for path in find_journals(tmp_path))
+    assert not any(isinstance(event, HookFailed) for event in journal.events)
+
+
+def test_an_exception_of_the_original_does_not_come_with_one_of_a_hook(tmp_path: Path, target: str) -> None:
+    module = importlib.import_module(target)
+
+    def broken(*_: Any) -> None:
+        raise ValueError("broken hook")
+
+    install(witness(tmp_path), hook(target, enter=broken, seen=lambda *_: None))
+    with pytest.raises(KeyError) as raised:
+        cache_of(module).match("bad")
+    assert raised.value.__context__ is None
 
 
 @pytest.mark.parametrize("part", ["enter", "seen", "leave"])

@@ -27,6 +27,19 @@ def test_only_what_happened_in_the_window_is_compared() -> None:
     assert all(check.agrees for check in check_counters(INSTANCES, empty))
 
 
+def test_a_load_back_that_is_seen_to_end_after_the_reading_may_be_counted_already() -> None:
+    """Up to 0.5.8 the server counts when it launches; what the scheduler sees later is the end."""
+    (instance,) = INSTANCES
+    load = next(load for load in instance.loads if load.tokens == 1488)
+    assert load.done is not None
+    between = (load.queued.t_ns + load.done.t_ns) // 2
+    for counted, agrees in ((0, True), (1488, True), (1489, False)):
+        window = CounterWindow(0, instance.wall_time_ns(between), {LOADED: counted})
+        (check,) = check_counters(INSTANCES, window)
+        assert check.agrees is agrees
+        assert check.ours == "0 to 1488 tokens"
+
+
 def test_a_load_back_counter_that_did_not_move_caps_the_l2_read() -> None:
     verdict = next(
         v

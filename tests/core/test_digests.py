@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import stat
 from array import array
+from hashlib import blake2b
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,19 @@ def test_growing_a_sequence_gives_the_same_digests_as_taking_it_whole() -> None:
     whole = Digester(KEY, 16)
     whole.extend(array("q", tokens))
     assert grown.cells == whole.cells
+
+
+def test_a_digest_is_a_keyed_hash_of_the_one_before_and_the_tokens_of_the_cell() -> None:
+    tokens = array("q", range(40))
+    chain = Digester(KEY, 16, ("lora-1",))
+    chain.extend(list(tokens))
+    expected = [blake2b(repr(("lora-1",)).encode(), key=KEY, digest_size=8).digest()]
+    for start in (0, 16):
+        cell = tokens[start : start + 16].tobytes()
+        expected.append(blake2b(expected[-1] + cell, key=KEY, digest_size=8).digest())
+    assert chain.cells == expected[1:]
+    point = blake2b(expected[-1] + tokens[32:37].tobytes(), key=KEY, digest_size=8, person=b"point").digest()
+    assert chain.point(tokens, 37) == chain.point(list(tokens), 37) == point
 
 
 def test_another_namespace_or_key_gives_other_digests() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -48,6 +49,36 @@ def test_what_is_recorded_reads_back_with_its_types(tmp_path: Path) -> None:
     assert [event.seq for event in journal.events] == [1, 2, 3, 4]
     assert journal.closed and not journal.gaps and not journal.anomalies
     assert closed.t_ns >= text.t_ns
+
+
+@pytest.mark.parametrize("kept", [4096, 3])
+def test_every_kind_and_length_is_written_to_the_documented_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    """Byte for byte as another, slower encoder writes it, also when few lengths are remembered."""
+    monkeypatch.setattr("kvwitness.patches.recorder._SHAPES_KEPT", kept)
+    r = recorder(tmp_path)
+    for kind in REGISTRY.values():
+        values = [1] * (len(kind.PACK.unpack(bytes(kind.PACK.size))) - 5)
+        lengths = (0,) if kind.READ_TAIL is None else range(10) if kind.READ_TAIL is Tail.read_text else (0, 32, 64)
+        for length in lengths:
+            r.emit(kind, *values, tail=b"x" * length)
+    journal = read_journal(r.path)
+    assert not journal.gaps and not journal.anomalies
+    assert {type(event) for event in journal.events} == set(REGISTRY.values())
+    written = b"".join(encode_event(event) for event in journal.events)
+    start = fmt.HEADER_BYTES + fmt.CHUNK_HEADER.size
+    assert r.path.read_bytes()[start : start + len(written)] == written
+
+
+def test_values_that_do_not_fit_leave_nothing_but_a_missing_number(tmp_path: Path) -> None:
+    r = recorder(tmp_path)
+    with pytest.raises(struct.error):
+        r.emit(BackupAcked, 1, 1 << 70, -1)
+    r.emit(BackupAcked, 2, 2, -1)
+    journal = read_journal(r.path)
+    assert [event.seq for event in journal.events] == [2] and not journal.anomalies
+    assert [(gap.first, gap.last) for gap in journal.gaps] == [(1, 1)]
 
 
 def test_a_text_is_recorded_once(tmp_path: Path) -> None:

@@ -43,9 +43,11 @@ import atexit, json, os, sys, threading, traceback
 
 def marked(owner, name):
     try:
-        return [f"{name}.{n}" for n, f in vars(owner).items() if hasattr(f, "__kvwitness_hook__")]
+        # Some values have every attribute that is asked for.
+        found = {n: getattr(f, "__kvwitness_hook__", None) for n, f in vars(owner).items()}
+        return [f"{name}.{n}" for n, mark in found.items() if isinstance(mark, str)]
     except Exception:
-        return []  # Some modules' values do not like to be looked at.
+        return []  # Some values cannot be looked at.
 
 def look():
     hooked = []

@@ -12,7 +12,8 @@ from kvwitness.tracer.bundle.rows import one_of_series
 from kvwitness.tracer.demo.declined import run_declined, wrong_about_probe
 from kvwitness.tracer.demo.matrix import run_matrix
 from kvwitness.tracer.demo.run import DemoOptions, run_demo
-from kvwitness.tracer.model import Grade, Link
+from kvwitness.tracer.demo.variants import Variant, wrong_about_c
+from kvwitness.tracer.model import Grade, Link, Tier
 from kvwitness.tracer.stand.environment import StandEnvironment
 from kvwitness.tracer.stand.progress import SilentProgress
 from kvwitness.tracer.stand.releases import NEWEST, RELEASES
@@ -32,6 +33,24 @@ def test_a_repeat_request_gets_a_proven_tier(tmp_path: Path, release: str) -> No
     assert row.right, row
     assert row.tree_class == "HiRadixCache"
     assert not row.not_understood
+
+
+@pytest.mark.slow
+def test_a_pass_that_did_not_wait_for_its_load_is_not_a_read(tmp_path: Path) -> None:
+    """SGLang 0.4: where the loading thread wakes up late the forward pass reads slots that nothing was copied to."""
+    variant = Variant(
+        "load-late",
+        "the forward pass does not wait for the load-back",
+        Link.READ,
+        ("before its copy had ended",),
+        tier=Tier.L2,
+        stand_fault="load-late:400",
+    )
+    result = run_demo(DemoOptions(release="0.4.9.post6", variant=variant), tmp_path / "bundle", SilentProgress())
+    a, c = (one_of_series(result.run.records, series) for series in "AC")
+    assert a is not None and c is not None and a.text != c.text, "the answer is wrong, which is the point"
+    verdict = next(v for v in result.bundle.verdicts if v.rid == c.rid)
+    assert wrong_about_c(variant, verdict) is None
 
 
 @pytest.mark.slow

@@ -41,12 +41,16 @@ class FakeSglang:
     info: dict[str, Any] = field(default_factory=dict)
     """Overrides of /server_info; a value of ... removes the key."""
     faults: dict[str, str] = field(default_factory=dict)
-    """By series: ``500``, ``refuse``, ``abort``, ``cut``, ``garbage``, ``disconnect``."""
+    """By series: ``500``, ``refuse``, ``abort``, ``cut``, ``garbage``, ``hang``."""
     seen: list[Seen] = field(default_factory=list)
     l1: dict[str, tuple[int, ...]] = field(default_factory=dict)
     l2: dict[str, tuple[int, ...]] = field(default_factory=dict)
     counters: dict[str, float] = field(default_factory=dict)
     url: str = ""
+    hanging: threading.Event = field(default_factory=threading.Event)
+    """Set when a request with the fault ``hang`` has its first token."""
+    released: threading.Event = field(default_factory=threading.Event)
+    """Ends the requests that hang."""
 
     def __enter__(self) -> Self:
         fake = self
@@ -70,6 +74,7 @@ class FakeSglang:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.released.set()
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
@@ -211,6 +216,10 @@ class FakeSglang:
             }
             text = "".join(chr(97 + token % 26) for token in outputs[first:done])
             yield json.dumps({"text": text, "output_ids": outputs[first:done], "meta_info": meta})
+            if fault == "hang":
+                self.hanging.set()
+                self.released.wait(30)
+                return
         yield "[DONE]"
 
     @staticmethod

@@ -43,6 +43,7 @@ NUMBERS: dict[str, tuple[int, ...]] = {
     "batch": (-1, 1, 2),
     "transfer": (-1, 1, 2),
     "call": (-1, 1),
+    "layers": (-1, 1),
     "pool": (1,),
 }
 IDS = ("req", "node", "best_node", "device_node", "id", "parent")
@@ -59,6 +60,7 @@ FLAGS = (
     "write_back",
     "reason",
     "cause",
+    "early",
 )
 
 

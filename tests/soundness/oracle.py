@@ -437,6 +437,7 @@ class Oracle:
         if len(decided) != 1 or decided[0].loaded != sum(c.queued.tokens for c in loads):
             raise Refused("init_load_back did not return what was queued")
         events = self._copied(attempt.use, mine[0], match, match.seq, epoch, low, high)
+        events += self._waited_for(attempt, mine[0])
         acked = next(e for e in events if isinstance(e, ev.BackupAcked | ev.ResidentNode))
         before = [entry for entry in history if entry.seq < match.seq]
         if not before or before[-1].there:
@@ -447,6 +448,20 @@ class Oracle:
         if out.found is not None:
             events.append(out.found.event)
         return [*events, *decided, *(e for _, e in self.line.evicted if e.seq == out.seq)]
+
+    def _waited_for(self, attempt: Attempt, load: Copy) -> list[ev.Event]:
+        """Where threads copy: the pass that the load was for read no layer before it was there."""
+        if not self.line.instance.get("copy_threads"):
+            return []
+        assert load.started is not None
+        told = [e for e in self.line.events if isinstance(e, ev.LoadWaited) and e.transfer == load.started.transfer]
+        if len(told) != 1 or told[0].early or told[0].layers != self.line.instance.get("layers"):
+            raise Refused("the forward pass did not wait for the load-back in every layer")
+        passes = [e for e in attempt.events if isinstance(e, ev.Prefill)]
+        dones = [e for e in attempt.events if isinstance(e, ev.PrefillDone)]
+        if not passes or not dones or not passes[0].seq < told[0].seq < dones[0].seq:
+            raise Refused("another pass waited for it")
+        return [*told]
 
     def _copied(
         self, use: Use, load: Copy, match: ev.Matched, by: int, epoch: int, low: int, high: int

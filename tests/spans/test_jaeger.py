@@ -22,15 +22,17 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
 from opentelemetry.trace import Link, format_span_id, format_trace_id
 
-from kvwitness.tracer.spans import jaeger as library
 from kvwitness.tracer.spans.jaeger import (
     JaegerError,
     JaegerProcess,
+    JaegerTrace,
     JaegerUnavailable,
     find_or_build_jaeger,
     tags_of,
-    wait_for,
 )
+from kvwitness.tracer.spans.jaeger.config import Ports
+
+from .waiting import wait_for
 
 ATTRIBUTES: dict[str, Any] = {"text": "C host", "whole": 2**53 + 1, "part": 0.25, "yes": True, "several": ["a", "b"]}
 
@@ -49,6 +51,10 @@ def listening(url: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def whole(trace: JaegerTrace | None, spans: int) -> JaegerTrace | None:
+    return trace if trace is not None and len(trace["spans"]) == spans else None
 
 
 def write_script(path: Path, body: str) -> Path:
@@ -167,14 +173,14 @@ def test_jaeger_dies_with_a_killed_parent(jaeger_program: Path) -> None:
 
 @pytest.mark.jaeger
 def test_a_port_taken_meanwhile_is_replaced(jaeger_program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    choose = library._Ports.free
+    choose = Ports.free
     with socket.socket() as squatter:
         squatter.bind(("127.0.0.1", 0))
         squatter.listen()
         taken = squatter.getsockname()[1]
-        choices = [library._Ports(**{**vars(choose()), "otlp_grpc": taken}), choose()]
+        choices = [Ports(**{**vars(choose()), "otlp_grpc": taken}), choose()]
         wanted = choices[1]
-        monkeypatch.setattr(library._Ports, "free", lambda: choices.pop(0))
+        monkeypatch.setattr(Ports, "free", lambda: choices.pop(0))
         with JaegerProcess(jaeger_program) as process:
             assert process.otlp_grpc == f"http://127.0.0.1:{wanted.otlp_grpc}"
     assert choices == []

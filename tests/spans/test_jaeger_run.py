@@ -14,10 +14,11 @@ from journal_tools import ABC
 from kvwitness.tracer.bundle import BundleInputs, read_bundle_spans, write_bundle
 from kvwitness.tracer.spans import semconv as sc
 from kvwitness.tracer.spans.export import bundle_spans, export_bundle
-from kvwitness.tracer.spans.jaeger import JaegerClient, JaegerProcess, JaegerSpan, tags_of, wait_for
+from kvwitness.tracer.spans.jaeger import JaegerClient, JaegerProcess, JaegerSpan, tags_of
 from kvwitness.tracer.spans.otlp_json import span_lines
 
 from .recorded import CLIENT_SPAN, RIDS, record_http, request_span
+from .waiting import wait_for
 
 C = RIDS["C"]
 

@@ -25,7 +25,6 @@ from kvwitness.tracer.judgement import Judgement, judge
 from kvwitness.tracer.spans import semconv as sc
 from kvwitness.tracer.spans.build import build_spans
 from kvwitness.tracer.spans.follow import Follower
-from kvwitness.tracer.spans.jaeger import wait_for
 from kvwitness.tracer.spans.live import LiveResult, Outbox, follow
 from kvwitness.tracer.spans.sender import Sender, SendError
 from kvwitness.tracer.spans.spec import SpanSpec
@@ -33,6 +32,7 @@ from kvwitness.tracer.spans.spec import SpanSpec
 from .made import instance, judged, load, request
 from .recorded import RIDS
 from .test_export import endpoint
+from .waiting import wait_for
 
 EVENTS = read_journal(ABC).events
 NAME = "scheduler-1-2.kvwj"
@@ -309,9 +309,25 @@ def test_what_could_not_be_sent_is_said(tmp_path: Path) -> None:
     serve(tmp_path, "one")
     process = collect(tmp_path, "http://127.0.0.1:1")
     assert process.stderr is not None
+    assert process.stderr.readline().startswith(f"following {tmp_path} (1 journal); spans go to http://127.0.0.1:1 ")
+    assert process.stderr.readline().startswith("warning: http://127.0.0.1:1: nothing listens on port 1 ")
     line = process.stderr.readline()
     assert line.startswith("cannot send to http://127.0.0.1:1: ") and line.endswith("; trying again, 4 spans wait\n")
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 2
     assert "0 spans were sent, 4 were not: " in errors.splitlines()[-1]
+
+
+def test_a_folder_without_journals_is_said_and_waited_for(tmp_path: Path) -> None:
+    with endpoint() as kept:
+        process = collect(tmp_path, kept.url)
+        assert process.stderr is not None
+        assert "no journals there yet, waiting for a server that records into it" in process.stderr.readline()
+        time.sleep(1.5)  # a round without a journal
+        serve(tmp_path, "one")
+        assert process.stderr.readline() == f"a server records into {tmp_path}; journals now: 1\n"
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+        assert process.returncode == 0
+        assert len(kept.span_ids) == 4

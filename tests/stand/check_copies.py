@@ -214,6 +214,13 @@ def nothing_to_copy() -> None:
     print("empty index")
 
 
+def rows_of_nothing() -> None:
+    """The recurrent state of a model that has only a convolution's."""
+    device, host = torch.empty(TOKENS, 2, 0), torch.empty(TOKENS, 1, 1, 2, 0)
+    OPS["transfer_kv_all_layer_direct_lf_pf"]([device], [host], DEVICE, HOST, 1)
+    print("rows of nothing")
+
+
 def payload_faults() -> None:
     """What a fault writes, and that it writes nowhere else."""
     for dtype in DTYPES:
@@ -247,4 +254,5 @@ if __name__ == "__main__":
         kernel_page_first(each_dtype)
         kernel_page_head(each_dtype)
     nothing_to_copy()
+    rows_of_nothing()
     payload_faults()

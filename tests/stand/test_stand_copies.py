@@ -24,7 +24,13 @@ def run_in_stand(environment: StandEnvironment, *argv: str, **env: str) -> str:
 def test_every_transfer_function_moves_what_its_layout_says(stand_environment: StandEnvironment) -> None:
     out = run_in_stand(stand_environment, str(Path(__file__).with_name("check_copies.py")))
 
-    for check in ("direct page_first_direct", "kernel page_head", "kernel mla page_first", "empty index"):
+    for check in (
+        "direct page_first_direct",
+        "kernel page_head",
+        "kernel mla page_first",
+        "empty index",
+        "rows of nothing",
+    ):
         assert check in out
 
 

@@ -40,6 +40,7 @@ REQUIRED: Final = (ENVIRONMENT, REQUESTS, VERDICTS, SUMMARY)
 """Without one of these a manifest describes no bundle."""
 
 _WORD = re.compile(r"[A-Za-z0-9_-]+")
+_PLACE = re.compile(r"at `\$\.?(.*)`$")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -93,7 +94,7 @@ def decode_manifest(raw: bytes) -> Manifest:
     try:
         manifest = msgspec.json.decode(raw, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ManifestInvalid(f"not a manifest: {one_line(error)}") from error
+        raise ManifestInvalid(f"{MANIFEST}: {not_as_written(error)}") from error
     if manifest.schema > BUNDLE_SCHEMA:
         raise ManifestInvalid(
             f"bundle schema {manifest.schema} is newer than this kvwitness reads ({BUNDLE_SCHEMA}); update kvwitness"
@@ -133,6 +134,14 @@ def unsafe_name(path: str) -> str | None:
     if path == "." or str(PurePosixPath(path)) != path:
         return "a path that is not in its plain form"
     return None
+
+
+def not_as_written(error: Exception) -> str:
+    """In words what msgspec found in a file that kvwitness did not write so."""
+    if not isinstance(error, msgspec.ValidationError):
+        return "it is not JSON, or is cut off"
+    place = _PLACE.search(str(error))
+    return f"it is not as kvwitness writes it{f' (at {place[1]})' if place else ''}"
 
 
 def one_line(error: object) -> str:

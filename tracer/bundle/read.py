@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from kvwitness.collectors.journal import Journal, JournalUnreadable, find_journals, parse_journal
+from kvwitness.collectors.journal import Journal, JournalUnreadable, parse_journal
 from kvwitness.patches.schema.format import JOURNAL_SUFFIX
 from kvwitness.tracer.bundle.errors import BundleError
 from kvwitness.tracer.bundle.layout import (
@@ -22,6 +22,7 @@ from kvwitness.tracer.bundle.layout import (
     Manifest,
     ManifestInvalid,
     decode_manifest,
+    not_as_written,
     one_line,
 )
 from kvwitness.tracer.bundle.source import Problem, Source, Unreadable, open_source
@@ -107,21 +108,6 @@ def metrics_in(source: Source) -> dict[str, str]:
     return found
 
 
-def is_bundle(path: Path) -> bool:
-    """Whether ``path`` looks like a bundle (and not, say, a folder of journals)."""
-    return path.is_file() or (path / MANIFEST).exists()
-
-
-def recorded_journals(folder: Path) -> list[Path]:
-    """The journals that processes wrote below ``folder``, without the copies in bundles that are kept there too."""
-    return [path for path in find_journals(folder) if not _is_copy(path)]
-
-
-def _is_copy(path: Path) -> bool:
-    bundle = path.parent.parent
-    return path.parent.name == JOURNALS and ((bundle / REQUESTS).exists() or (bundle / MANIFEST).exists())
-
-
 def journal_names(source: Source) -> tuple[str, ...]:
     """The journals of a bundle in the order in which they are judged."""
     return tuple(sorted(n for n in source.names if n.startswith(f"{JOURNALS}/") and n.endswith(JOURNAL_SUFFIX)))
@@ -155,7 +141,7 @@ def _decode(name: str, raw: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(raw, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FileInvalid(f"{name}: {one_line(error)}") from error
+        raise FileInvalid(f"{name}: {not_as_written(error)}") from error
 
 
 def _read(source: Source, name: str) -> bytes:

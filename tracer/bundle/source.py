@@ -18,13 +18,11 @@ import msgspec
 
 from kvwitness.tracer.bundle.archive import seal_problem
 from kvwitness.tracer.bundle.errors import BundleError
-from kvwitness.tracer.bundle.layout import MANIFEST, MANIFEST_HASH, VERDICTS, one_line, unsafe_name
+from kvwitness.tracer.bundle.layout import MANIFEST, one_line, unsafe_name
+from kvwitness.tracer.bundle.places import is_archive, is_bundle_folder, no_bundle
 
 MAX_FILE_BYTES: Final = 2 << 30
 """Nothing larger is read into memory, whatever an archive says about itself."""
-
-_SIGNS = (MANIFEST, MANIFEST_HASH, VERDICTS)
-"""A folder with one of these is taken for a bundle, so that a damaged one is still checked, and no other is walked."""
 
 # What zipfile raises on a damaged or hostile archive, by reading its code and by trying.
 _ZIP_ERRORS = (
@@ -91,11 +89,15 @@ class Source(Protocol):
 @contextmanager
 def open_source(path: Path) -> Iterator[Source]:
     """The bundle at ``path``. Raises :class:`BundleError` when there is nothing that could be one."""
-    if path.is_dir() and any(os.path.lexists(path / name) for name in _SIGNS):
+    if is_bundle_folder(path):
         yield FolderSource(path)
         return
-    if not path.is_file():
-        raise BundleError("there is no bundle", str(path), "name a bundle folder or a bundle .zip")
+    try:
+        archive = is_archive(path)
+    except OSError as error:
+        raise BundleError(error.strerror or str(error), str(path), "make it readable") from error
+    if not archive:
+        raise no_bundle(path)
     with _open_zip(path) as source:
         yield source
 
@@ -196,7 +198,7 @@ class ZipSource:
                 # zipfile never gives more than the size that the entry declares, which was checked.
                 return file.read()
         except _ZIP_ERRORS as error:
-            raise Unreadable(f"the archive is damaged here: {one_line(error)}") from error
+            raise Unreadable("the archive is damaged here") from error
 
 
 class _NoSource:
@@ -225,8 +227,8 @@ def _open_zip(path: Path) -> Iterator[Source]:
         problems.append(problem(ProblemKind.CHANGED, path.name, reason))
     try:
         archive = zipfile.ZipFile(path)
-    except _ZIP_ERRORS as error:
-        problems.append(problem(ProblemKind.MALFORMED, path.name, f"not a zip, or a damaged one: {one_line(error)}"))
+    except _ZIP_ERRORS:
+        problems.append(problem(ProblemKind.MALFORMED, path.name, "not a zip, or a damaged one"))
         yield _NoSource(problems)
         return
     with archive:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from kvwitness.tracer.cli.errors import UserError
+from kvwitness.tracer.cli.errors import INTERRUPTED, UserError
 
 
 class Lazy(NamedTuple):
@@ -89,7 +89,7 @@ class Application(LazyGroup):
             sys.exit(error.exit_code)
         except click.Abort:
             click.echo("kvwitness: interrupted", err=True)
-            sys.exit(130)
+            sys.exit(INTERRUPTED)
         sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -9,9 +9,9 @@ import click
 from kvwitness.tracer.bundle.rows import rows_of
 from kvwitness.tracer.bundle.write import check_destination
 from kvwitness.tracer.cli.bundles import bundle_errors
-from kvwitness.tracer.cli.errors import UserError
-from kvwitness.tracer.cli.output import console, json_option, note, print_json
-from kvwitness.tracer.cli.table import request_table
+from kvwitness.tracer.cli.errors import UserError, with_log
+from kvwitness.tracer.cli.output import json_option, note, print_json
+from kvwitness.tracer.cli.table import print_requests
 from kvwitness.tracer.demo.declined import run_declined, wrong_about_probe
 from kvwitness.tracer.protocol.client import ServerUnavailable
 from kvwitness.tracer.stand.building import StandBuildError
@@ -37,7 +37,9 @@ def declined(ctx: click.Context, release: str, out: Path, as_json: bool) -> None
     try:
         with reporting() as progress, bundle_errors():
             result = run_declined(release, out, progress)
-    except (StandBuildError, StandServerError, ServerUnavailable) as error:
+    except (StandBuildError, StandServerError) as error:
+        raise with_log(error, "kvwitness declined") from error
+    except ServerUnavailable as error:
         raise UserError(str(error), "kvwitness declined", "look at the server's log") from error
     wrong = wrong_about_probe(result.probe, capped=release == NEWEST)
     rows = [row for row in rows_of(result.bundle.verdicts, result.records) if row.series]
@@ -45,7 +47,7 @@ def declined(ctx: click.Context, release: str, out: Path, as_json: bool) -> None
     if as_json:
         print_json({"bundle": str(result.bundle.path), "not_as_expected": wrong, "requests": rows, "checks": checks})
     else:
-        console().print(request_table(rows))
+        print_requests(rows)
         for check in checks:
             agrees = {True: "agrees", False: "DISAGREES", None: "not comparable"}[check.agrees]
             why = f" ({check.explanation})" if check.explanation else ""

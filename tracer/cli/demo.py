@@ -10,10 +10,12 @@ import click
 from kvwitness.tracer.bundle.rows import one_of_series, rows_of
 from kvwitness.tracer.bundle.write import check_destination
 from kvwitness.tracer.cli.bundles import bundle_errors
-from kvwitness.tracer.cli.errors import UserError
+from kvwitness.tracer.cli.errors import INTERRUPTED, UserError, with_log
 from kvwitness.tracer.cli.expect import unmet_expectations
-from kvwitness.tracer.cli.output import console, json_option, note, print_json
-from kvwitness.tracer.cli.table import request_table
+from kvwitness.tracer.cli.findings import note_findings
+from kvwitness.tracer.cli.output import json_option, note, print_json
+from kvwitness.tracer.cli.program import program
+from kvwitness.tracer.cli.table import print_requests
 from kvwitness.tracer.demo.run import DemoOptions, DemoResult, run_demo
 from kvwitness.tracer.demo.variants import PLAIN, VARIANTS, wrong_about_c
 from kvwitness.tracer.protocol.client import ServerUnavailable
@@ -67,13 +69,15 @@ def demo(ctx: click.Context, /, out: Path | None, fault: str, as_json: bool, **o
         with reporting() as progress, bundle_errors():
             result = run_demo(DemoOptions(variant=variant, **options), out, progress)
     except (StandBuildError, StandServerError) as error:
-        raise UserError(str(error), "kvwitness demo", "see the log named above") from error
+        raise with_log(error, "kvwitness demo") from error
     except UnsupportedError as error:
         raise UserError(str(error), "kvwitness demo", "choose another release or option") from error
     except ServerUnavailable as error:
         raise UserError(str(error), "kvwitness demo", "look at the server's log") from error
     wrong = _wrong(result, fault, **options)
     _report(result, fault, wrong, as_json)
+    if result.run.interrupted:
+        ctx.exit(INTERRUPTED)
     ctx.exit(1 if wrong else 0)
 
 
@@ -81,6 +85,8 @@ def _wrong(result: DemoResult, fault: str, **options: Any) -> list[str]:
     """What is not as it should be, one line each."""
     records, verdicts = result.run.records, result.bundle.verdicts
     variant = VARIANTS[fault]
+    if result.run.interrupted:
+        return [f"the run stopped: {result.run.stopped}"]
     if variant is PLAIN and not _selective(**options):
         lines = list(unmet_expectations(verdicts, records))
         if result.run.stopped:
@@ -107,11 +113,10 @@ def _report(result: DemoResult, fault: str, wrong: list[str], as_json: bool) -> 
     if as_json:
         print_json({"bundle": str(result.bundle.path), "not_as_expected": wrong, "requests": shown})
     else:
-        console().print(request_table(shown))
+        print_requests(shown)
         click.echo(f"bundle: {result.bundle.path}")
-        click.echo(f"next:   kvwitness explain {result.bundle.path} --rid C")
-    for finding in result.run.findings:
-        note(f"{finding.severity.value}: {finding.message}")
+        click.echo(f"next:   {program()} explain {result.bundle.path} --rid C")
+    note_findings(result.run.findings)
     for line in wrong:
         note(f"not as expected: {line}")
     if not wrong:

@@ -8,7 +8,7 @@ import click
 from rich.table import Table
 
 from kvwitness.patches.contract import COMMON
-from kvwitness.tracer.cli.output import console
+from kvwitness.tracer.cli.output import console, display
 from kvwitness.tracer.contracts.check import HookCheck
 from kvwitness.tracer.contracts.environment import JournalRoom, PythonFacts
 from kvwitness.tracer.contracts.prove import SETUP, Claim, ClaimSupport, ReleaseSupport, TreeSupport, hook_links
@@ -46,9 +46,11 @@ def print_package(source: str, support: ReleaseSupport, checks: Sequence[HookChe
         click.echo(f"HiCache builds {support.default_tree} for a plain model ({support.default_from})")
     if not support.loads_plugins:
         click.echo("This release does not load plugins: an installed kvwitness is not enough, use kvwitness serve")
-    console().print(_table(tree))
+    display(console(), _table(tree))
     for item in tree.claims:
         click.echo(_claim(item))
+    for condition in tree.conditions:
+        click.echo(f"only if: {condition}")
     for other in support.trees:
         if other.tree != support.default_tree:
             claims = [claim for claim in Claim if other.confirms(claim)]

@@ -9,8 +9,10 @@ import msgspec
 
 from kvwitness.collectors.journal import Journal, JournalUnreadable, parse_journal
 from kvwitness.tracer import judgement
+from kvwitness.tracer.bundle.abc import why_stopped
 from kvwitness.tracer.bundle.layout import MANIFEST, REQUESTS, VERDICTS
-from kvwitness.tracer.bundle.read import is_bundle, open_bundle, recorded_journals
+from kvwitness.tracer.bundle.places import no_bundle, recorded_journals
+from kvwitness.tracer.bundle.read import open_bundle
 from kvwitness.tracer.bundle.rows import one_of_series
 from kvwitness.tracer.bundle.snapshot import snapshot_bytes
 from kvwitness.tracer.bundle.verify import verify_bundle
@@ -41,15 +43,17 @@ def load_evidence(path: Path) -> Evidence:
 
     A bundle is verified first (seconds): its stored sentences must not be shown as if they were proven.
     """
-    if is_bundle(path):
+    if path.is_file() or (path / MANIFEST).exists():
         with bundle_errors():
             bundle = open_bundle(path)
             report = verify_bundle(path)
         if not report.ok:
             note(f"error: {path}: this bundle does not verify ({report.problems[0]}); see `kvwitness verify {path}`")
+        if stopped := why_stopped(bundle.environment):
+            note(f"warning: {path}: the run did not reach its end: {stopped}")
         return Evidence(str(path), bundle.verdicts, bundle.requests, report.ok)
     if not path.is_dir():
-        raise UserError("no such file or folder", str(path), "name a bundle or the folder that the server records into")
+        raise _nothing(path)
     if (path / REQUESTS).exists() or (path / VERDICTS).exists():
         raise UserError(f"{MANIFEST} is missing: not a complete bundle", str(path), f"see `kvwitness verify {path}`")
     journals = read_folder(path)
@@ -58,19 +62,27 @@ def load_evidence(path: Path) -> Evidence:
 
 def read_folder(folder: Path) -> list[Journal]:
     """The journals below ``folder``, each up to one moment. Raises :class:`UserError` when there are none."""
+    paths = recorded_journals(folder)
+    if not paths:
+        raise _nothing(folder)
     journals: list[Journal] = []
-    for path in recorded_journals(folder):
+    for path in paths:
         try:
             journals.append(parse_journal(snapshot_bytes(path), path.name))
         except JournalUnreadable as error:
             note(f"warning: left out: {error}")
     if not journals:
-        raise UserError(
-            "there are no journals",
-            str(folder),
-            "name the folder that `kvwitness serve` printed; if it is this one, no SGLang process loaded the hooks",
-        )
+        raise UserError("none of its journals can be read", str(folder), "see the warnings above")
     return journals
+
+
+def _nothing(path: Path) -> UserError:
+    error = no_bundle(
+        path,
+        "name a bundle, or the folder that `kvwitness serve` printed "
+        "(if it is this one, no SGLang process loaded the hooks)",
+    )
+    return UserError(error.what, error.where, error.what_to_do)
 
 
 def find_request(evidence: Evidence, wanted: str) -> RequestVerdict:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from kvwitness.tracer.cli.evidence import find_request, load_evidence
-from kvwitness.tracer.cli.output import console, json_option, print_json
+from kvwitness.tracer.cli.output import console, display, json_option, print_json
 from kvwitness.tracer.cli.table import GRADE_STYLE, grade_text
 from kvwitness.tracer.model import CrossCheck, EventRef, LinkEvidence, LoadBack, RangeVerdict, RequestVerdict
 
@@ -41,22 +41,21 @@ def explain(ctx: click.Context, path: Path, rid: str, as_json: bool) -> None:
     if as_json:
         print_json({"path": evidence.path, "intact": evidence.intact, "verdict": verdict})
     else:
-        _print(console(), verdict, evidence.doubt)
+        display(console(), *_parts(verdict, evidence.doubt))
     ctx.exit(1 if evidence.intact is False else 0)
 
 
-def _print(out: Console, verdict: RequestVerdict, doubt: str) -> None:
-    out.print(Text.assemble((doubt, "bold red"), (verdict.sentence, f"bold {GRADE_STYLE[verdict.grade]}")))
-    out.print(Text(_about(verdict), style="dim"))
-    out.print(_range_table(verdict.ranges))
+def _parts(verdict: RequestVerdict, doubt: str) -> Iterator[RenderableType]:
+    yield Text.assemble((doubt, "bold red"), (verdict.sentence, f"bold {GRADE_STYLE[verdict.grade]}"))
+    yield Text(_about(verdict), style="dim")
+    yield _range_table(verdict.ranges)
     for piece in verdict.ranges:
         if piece.links:
-            out.print(Text(f"tokens {piece.start} to {piece.end}", style="bold"))
-            out.print(Padding(_link_table(piece.links, verdict.instance), (0, 0, 0, 2)))
-    for part in (*_load_backs(verdict), *_missing(verdict), *_checks(verdict.checks)):
-        out.print(part)
+            yield Text(f"tokens {piece.start} to {piece.end}", style="bold")
+            yield Padding(_link_table(piece.links, verdict.instance), (0, 0, 0, 2))
+    yield from (*_load_backs(verdict), *_missing(verdict), *_checks(verdict.checks))
     for text in verdict.notes:
-        out.print(Text(f"note: {text}"))
+        yield Text(f"note: {text}")
 
 
 def _about(verdict: RequestVerdict) -> str:
@@ -64,7 +63,7 @@ def _about(verdict: RequestVerdict) -> str:
         f"request {verdict.rid}",
         f"{verdict.prompt_tokens} prompt tokens",
         f"instance {verdict.instance}",
-        f"epoch {verdict.epoch}",
+        f"cache epoch {verdict.epoch} (since the last flush or start)",
     ]
     if verdict.attempt > 1:
         parts.append(f"attempt {verdict.attempt}")
@@ -123,7 +122,8 @@ def _load_backs(verdict: RequestVerdict) -> Iterator[RenderableType]:
 
 
 def _load_words(load: LoadBack) -> str:
-    words = f"load {load.transfer}: {load.tokens} tokens from L2"
+    queued = f" queued by event {load.events[0].seq}" if load.events else ""
+    words = f"load{queued}: {load.tokens} tokens from L2"
     if load.transfer_tokens != load.tokens:
         words += f" of {load.transfer_tokens} in the transfer"
     words += f", {load.bytes} bytes"

@@ -26,7 +26,7 @@ def export(bundle: Path, url: str, protocol: str, as_json: bool) -> None:
     """
     with bundle_errors():
         open_bundle(bundle)
-    sent = export_bundle(bundle, url, protocol=protocol)
+        sent = export_bundle(bundle, url, protocol=protocol)
     if as_json:
         print_json({"bundle": str(bundle), "url": url, "spans": sent})
     else:

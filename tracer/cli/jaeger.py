@@ -13,7 +13,7 @@ import click
 from kvwitness.tracer.bundle.read import Bundle, open_bundle
 from kvwitness.tracer.bundle.rows import one_of_series
 from kvwitness.tracer.cli.bundles import bundle_errors
-from kvwitness.tracer.cli.errors import UserError
+from kvwitness.tracer.cli.errors import UserError, with_log
 from kvwitness.tracer.cli.output import json_option, note, print_json
 from kvwitness.tracer.spans import semconv as sc
 from kvwitness.tracer.spans.export import bundle_spans, export_bundle
@@ -62,9 +62,11 @@ def jaeger(bundle: Path, module: Path, no_wait: bool, as_json: bool) -> None:
             elif not as_json:
                 note("Jaeger has ended; without --no-wait it stays up, and these links with it")
     except JaegerUnavailable as error:
-        raise UserError(str(error), "kvwitness jaeger", "install Go, or name a Jaeger v2 in JAEGER_BIN") from error
+        if error.log:
+            note(error.log)
+        raise UserError(error.what, "kvwitness jaeger", error.what_to_do) from error
     except JaegerError as error:
-        raise UserError(str(error), "kvwitness jaeger", "look at its log above") from error
+        raise with_log(error, "kvwitness jaeger") from error
 
 
 def _links(bundle: Bundle, spans: list[SpanSpec], query_url: str) -> Iterator[tuple[str, str]]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
 from rich.box import SIMPLE_HEAD
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
-from kvwitness.tracer.cli.output import console, json_option, note, print_json
+from kvwitness.tracer.cli.output import console, display, json_option, note, print_json
 from kvwitness.tracer.demo.matrix import MatrixRow, run_matrix
 from kvwitness.tracer.stand.progress import reporting
 from kvwitness.tracer.stand.releases import RELEASES
@@ -35,20 +38,46 @@ def matrix(ctx: click.Context, releases: tuple[str, ...], out: Path, as_json: bo
     if as_json:
         print_json(rows)
     else:
-        console().print(_table(rows))
+        print_releases(rows)
     ctx.exit(0 if rows and all(row.right for row in rows) else 1)
 
 
-def _table(rows: list[MatrixRow]) -> Table:
+def print_releases(rows: Sequence[MatrixRow]) -> None:
+    """Print a line for each release, or a few where the table would be folded."""
+    out = console()
+    table = _table(rows)
+    display(out, *([table] if out.measure(table).maximum < out.width else _blocks(rows)))
+
+
+def _cells(row: MatrixRow) -> dict[str, str]:
+    if row.error:
+        return {"error": row.error}
+    return {
+        "tree": row.tree_class,
+        "core": row.tree_core,
+        "hooks": str(row.installed),
+        "not understood": str(len(row.not_understood)),
+        "missing": str(len(row.missing)),
+        **{series: row.sentences.get(series, "-") for series in ("A", "B", "C")},
+        "C = A": {True: "yes", False: "NO", None: "-"}[row.same_tokens],
+    }
+
+
+def _table(rows: Sequence[MatrixRow]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("SGLang", "tree", "core", "hooks", "not understood", "missing", "A", "B", "C", "C = A"):
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        if row.error:
-            table.add_row(row.release, "-", "-", "-", "-", "-", row.error, "-", "-", "-")
-            continue
-        same = {True: "yes", False: "NO", None: "-"}[row.same_tokens]
-        sentences = [row.sentences.get(series, "-") for series in ("A", "B", "C")]
-        counts = (str(row.installed), str(len(row.not_understood)), str(len(row.missing)))
-        table.add_row(row.release, row.tree_class, row.tree_core, *counts, *sentences, same)
+    cells = [_cells(row) for row in rows]
+    names = dict.fromkeys(name for each in cells for name in each)
+    for name in ("SGLang", *names):
+        table.add_column(name)
+    for row, each in zip(rows, cells, strict=True):
+        table.add_row(row.release, *(Text(each.get(name, "-")) for name in names))
     return table
+
+
+def _blocks(rows: Sequence[MatrixRow]) -> Iterator[Text | Padding]:
+    for row in rows:
+        cells = _cells(row)
+        told = {name: cells.pop(name) for name in ("A", "B", "C", "error") if name in cells}
+        yield Text(f"SGLang {row.release}" + "".join(f", {name} {value}" for name, value in cells.items()))
+        for name, value in told.items():
+            yield Padding(Text(f"{name}: {value}"), (0, 0, 0, 2))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import click
 import msgspec
-from rich.console import Console
+from rich.console import Console, RenderableType
+
+from kvwitness.tracer.cli.program import runnable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_FILE_WIDTH: Final = 160
-"""Columns when the output is not a terminal: rich would squeeze every table into 80."""
+_FILE_WIDTH: Final = 10_000
+"""Columns when the output is no terminal: a pipe or a log gets each row on one line, to search and to cut."""
 
 
 def json_option(command: F) -> F:
@@ -29,10 +32,18 @@ def print_json(value: Any) -> None:
 
 def note(text: str) -> None:
     """One line for a person, on standard error."""
-    click.echo(text, err=True)
+    click.echo(runnable(text), err=True)
 
 
 def console() -> Console:
-    """Standard output for people."""
-    wide = None if sys.stdout.isatty() else _FILE_WIDTH
-    return Console(width=wide, highlight=False)
+    """Standard output for people: as wide as the terminal, or as COLUMNS says."""
+    narrow = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return Console(width=None if narrow else _FILE_WIDTH, highlight=False)
+
+
+def display(out: Console, *parts: RenderableType) -> None:
+    """Print tables and texts without the blanks that fill up a table's last column."""
+    with out.capture() as captured:
+        for part in parts:
+            out.print(part)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()), flush=True)

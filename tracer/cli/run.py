@@ -12,14 +12,18 @@ import click
 from kvwitness.collectors.environment import find_server_processes, host_facts, locate_kvwitness_dir
 from kvwitness.collectors.server_info import ServerInfoUnavailable
 from kvwitness.tracer.bundle.abc import inputs_of_run
-from kvwitness.tracer.bundle.read import recorded_journals
+from kvwitness.tracer.bundle.places import recorded_journals
 from kvwitness.tracer.bundle.rows import rows_of
 from kvwitness.tracer.bundle.write import BundleInfo, check_destination, write_bundle
+from kvwitness.tracer.cli.address import web_address
 from kvwitness.tracer.cli.bundles import bundle_errors
-from kvwitness.tracer.cli.errors import UserError
+from kvwitness.tracer.cli.errors import INTERRUPTED, UserError
 from kvwitness.tracer.cli.expect import met_expectations, unmet_expectations
-from kvwitness.tracer.cli.output import console, json_option, note, print_json
-from kvwitness.tracer.cli.table import request_table
+from kvwitness.tracer.cli.findings import note_findings
+from kvwitness.tracer.cli.output import json_option, note, print_json
+from kvwitness.tracer.cli.program import program
+from kvwitness.tracer.cli.table import print_requests
+from kvwitness.tracer.interrupt import finishing
 from kvwitness.tracer.protocol.abc import AbcRun, Progress, UnfitServer, run_abc
 from kvwitness.tracer.protocol.client import ServerClient, ServerUnavailable
 from kvwitness.tracer.protocol.observer import JournalObserver
@@ -41,7 +45,13 @@ def run() -> None:
 
 
 @run.command("abc")
-@click.option("--url", required=True, help="The server, http://127.0.0.1:30000 for example.")
+@click.option(
+    "--url",
+    required=True,
+    metavar="URL",
+    callback=web_address("http://127.0.0.1:30000"),
+    help="The server, http://127.0.0.1:30000 for example.",
+)
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Bundle to write: a folder, or a .zip.")
 @click.option("--replace", is_flag=True, help="Replace the bundle that is at --out.")
 @click.option(
@@ -85,7 +95,10 @@ def abc_command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """A computes a prefix, B reuses it from L1, other prompts push it out of L1, C asks for it again.
+    """Send A, B, unrelated prompts and C, and keep the evidence.
+
+    A computes a prefix, B reuses it from L1, the unrelated prompts push it out of L1, C asks for it again.
+    Ctrl-C ends the run: what was recorded until then becomes a bundle that says so, and the exit code is 130.
 
     \b
     Example:
@@ -99,15 +112,17 @@ def abc_command(
             client.check()
         folder, journals_from = _find_journals_folder(url, directory)
         done = _run(AbcOptions(**options), client, folder, progress)
-        progress.phase("Writing the bundle")
-        paths = recorded_journals(folder) if folder else []
-        inputs = inputs_of_run(done, host_facts(), find_server_processes(url), paths, journals_from)
-        with bundle_errors():
+        with finishing(note), bundle_errors():
+            progress.phase("Writing the bundle")
+            paths = recorded_journals(folder) if folder else []
+            inputs = inputs_of_run(done, host_facts(), find_server_processes(url), paths, journals_from)
             info = write_bundle(out, inputs, spans=span_lines, replace=replace)
     unmet = unmet_expectations(info.verdicts, done.records) if expect else ()
     _report(done, info, unmet, as_json)
     if expect and not unmet and not done.stopped:
         note(met_expectations())
+    if done.interrupted:
+        ctx.exit(INTERRUPTED)
     ctx.exit(1 if unmet or done.stopped else 0)
 
 
@@ -165,12 +180,11 @@ def _report(done: AbcRun, info: BundleInfo, unmet: Sequence[str], as_json: bool)
         )
     else:
         ours = [row for row in rows if row.series]
-        console().print(request_table(ours))
+        print_requests(ours)
         click.echo(f"bundle: {info.path}")
         if others := len(rows) - len(ours):
-            click.echo(f"        also holds {others} other requests of this server: kvwitness show {info.path}")
-    for finding in done.findings:
-        note(f"{finding.severity.value}: {finding.message}")
+            click.echo(f"        also holds {others} other requests of this server: {program()} show {info.path}")
+    note_findings(done.findings)
     if done.stopped:
         note(f"the run did not reach its end: {done.stopped}")
     for line in unmet:

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import click
 
-from kvwitness.tracer.bundle.rows import rows_of
+from kvwitness.tracer.bundle.rows import Row, rows_of
 from kvwitness.tracer.cli.evidence import load_evidence
-from kvwitness.tracer.cli.output import console, json_option, print_json
-from kvwitness.tracer.cli.table import request_table
+from kvwitness.tracer.cli.output import json_option, note, print_json
+from kvwitness.tracer.cli.table import print_requests
+
+_HEALTH_CHECK: Final = "HEALTH_CHECK"
+"""How the ids begin that SGLang gives to its own health checks."""
 
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path))
+@click.option("--all", "with_health_checks", is_flag=True, help="Also the server's own health checks.")
 @json_option
 @click.pass_context
-def show(ctx: click.Context, path: Path, as_json: bool) -> None:
-    """Show every request in PATH: a bundle, or the folder that a server records into (also while it runs).
+def show(ctx: click.Context, path: Path, with_health_checks: bool, as_json: bool) -> None:
+    """Show the requests in PATH: a bundle, or the folder that a server records into (also while it runs).
 
-    The exit code is 1 for a bundle that does not verify, and every sentence then says so.
+    Requests that SGLang sends itself to see whether it is healthy are left out and counted, except with --all
+    and in --json. The exit code is 1 for a bundle that does not verify, and every sentence then says so.
 
     \b
     Example:
@@ -29,8 +35,16 @@ def show(ctx: click.Context, path: Path, as_json: bool) -> None:
     rows = rows_of(evidence.verdicts, evidence.requests)
     if as_json:
         print_json({"path": evidence.path, "intact": evidence.intact, "requests": rows})
-    elif rows:
-        console().print(request_table(rows, doubt=evidence.doubt))
     else:
-        click.echo(f"no requests yet in {path}")
+        shown = [row for row in rows if with_health_checks or not _is_health_check(row)]
+        if shown:
+            print_requests(shown, doubt=evidence.doubt)
+        else:
+            click.echo(f"no requests yet in {path}")
+        if count := len(rows) - len(shown):
+            note(f"left out: {count} health check{'' if count == 1 else 's'} of the server itself (--all shows them)")
     ctx.exit(1 if evidence.intact is False else 0)
+
+
+def _is_health_check(row: Row) -> bool:
+    return not row.series and row.request.startswith(_HEALTH_CHECK)

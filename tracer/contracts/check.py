@@ -48,7 +48,10 @@ def check(hooks: Sequence[Hook], facts: ReleaseFacts) -> tuple[HookCheck, ...]:
 
 def _check(hook: Hook, facts: ReleaseFacts) -> HookCheck:
     text = facts.functions.get(hook.target)
-    if text is not None:
+    beside = f"{hook.target.rpartition('.')[0]}.{hook.beside}"
+    if text is not None and hook.beside and beside not in facts.functions:
+        detail, fit = facts.absent.get(beside, f"{hook.owner} has no {hook.beside}"), Fit.MISSING
+    elif text is not None:
         detail = mismatch(StandIn(text), hook.parameters) or ""
         fit = Fit.UNKNOWN_SIGNATURE if detail else Fit.INSTALLABLE
     elif hook.target in facts.absent:

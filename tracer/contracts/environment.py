@@ -14,6 +14,7 @@ import msgspec
 from kvwitness.patches.config import Config, ConfigError
 
 _TIMEOUT_S: Final = 60
+_LONGEST_COMPLAINT: Final = 120
 
 # Runs in the Python that is examined, which may be as old as 3.8 and has nothing of ours.
 _PROBE: Final = """
@@ -97,7 +98,10 @@ def ask_python(executable: str) -> PythonFacts:
     except subprocess.TimeoutExpired as error:
         raise NoSuchPython(f"it did not answer within {_TIMEOUT_S} s") from error
     except msgspec.MsgspecError as error:
-        last = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
+        last = done.stderr.strip().rpartition("\n")[2]
+        # Another program may repeat the whole question in its complaint.
+        if not last or len(last) > _LONGEST_COMPLAINT:
+            last = f"exit code {done.returncode}"
         raise NoSuchPython(f"not a Python that can be asked ({last})") from error
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from kvwitness.patches.contract import Hook
+from kvwitness.tracer.contracts.cores import default_core, silent_cores
 from kvwitness.tracer.contracts.find import NotFound, parameters_of
 from kvwitness.tracer.contracts.source import Source
 from kvwitness.tracer.contracts.trees import default_tree, shipped_trees
@@ -31,6 +32,10 @@ class ReleaseFacts(msgspec.Struct, frozen=True):
     """Parameters of each hooked function that exists, by the hook's target."""
     absent: dict[str, str]
     """Why there is no such function, for every other target."""
+    default_core: str = ""
+    """The core of the unified tree that it takes by itself; "" where there is no choice."""
+    silent_cores: tuple[str, ...] = ()
+    """Its cores that do not tell the path to a node."""
 
 
 def extract(source: Source, hooks: Sequence[Hook]) -> ReleaseFacts:
@@ -50,6 +55,8 @@ def extract(source: Source, hooks: Sequence[Hook]) -> ReleaseFacts:
         loads_plugins=source.module(_PLUGINS) is not None,
         functions=functions,
         absent=absent,
+        default_core=default_core(source),
+        silent_cores=silent_cores(source),
     )
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from kvwitness.patches.contract import COMMON
 from kvwitness.tracer.contracts.check import Fit, HookCheck
+from kvwitness.tracer.contracts.conditions import REST_ON_PATHS, conditions, pathless
 from kvwitness.tracer.contracts.facts import ReleaseFacts
 from kvwitness.tracer.contracts.trees import TREES
 from kvwitness.tracer.model import Link
@@ -80,6 +81,8 @@ class TreeSupport(msgspec.Struct, frozen=True):
     setup: SetupSupport
     links: tuple[LinkSupport, ...]
     claims: tuple[ClaimSupport, ...]
+    conditions: tuple[str, ...] = ()
+    """What else has to be so, in words."""
 
     def confirms(self, claim: Claim) -> bool:
         """Whether the claim can be confirmed."""
@@ -117,16 +120,16 @@ def prove(facts: ReleaseFacts, checks: Sequence[HookCheck]) -> ReleaseSupport:
         default_tree=facts.default_tree,
         default_from=facts.default_from,
         loads_plugins=facts.loads_plugins,
-        trees=tuple(_best(tree, checks) for tree in facts.trees),
+        trees=tuple(_best(tree, facts, checks) for tree in facts.trees),
     )
 
 
-def _best(tree: str, checks: Sequence[HookCheck]) -> TreeSupport:
+def _best(tree: str, facts: ReleaseFacts, checks: Sequence[HookCheck]) -> TreeSupport:
     """Which family a tree belongs to is what its hooks say: one of them is a method of the tree itself."""
     families = dict.fromkeys(check.family for check in checks if check.owner == tree and check.family != COMMON)
     if not families:
         return _unserved(tree, f"kvwitness has no hooks for {tree}")
-    served = [_of_family(tree, family, checks) for family in families]
+    served = [_of_family(tree, family, facts, checks) for family in families]
     # Families of one tree are generations of its interface: at most one fits a release.
     return max(served, key=lambda item: (_count(item.claims), sum(link.provable for link in item.links)))
 
@@ -140,13 +143,14 @@ def _unserved(tree: str, reason: str) -> TreeSupport:
     return TreeSupport(tree, "", SetupSupport(False, (), reason), links, _claims(links))
 
 
-def _of_family(tree: str, family: str, checks: Sequence[HookCheck]) -> TreeSupport:
+def _of_family(tree: str, family: str, facts: ReleaseFacts, checks: Sequence[HookCheck]) -> TreeSupport:
     others = TREES.keys() - {tree}
     relevant = _alternatives(c for c in checks if c.family in (COMMON, family) and c.owner not in others)
     basis = [check for check in relevant if set(check.links) & set(SETUP)]
     setup = SetupSupport(all(check.fits for check in basis), _names(basis), _wrong(basis))
-    links = tuple(_link(link, relevant, setup) for link in HOOK_OF_LINK)
-    return TreeSupport(tree, family, setup, links, _claims(links))
+    silent = pathless(family, facts)
+    links = tuple(_link(link, relevant, setup, silent if link in REST_ON_PATHS else "") for link in HOOK_OF_LINK)
+    return TreeSupport(tree, family, setup, links, _claims(links), conditions(family, facts))
 
 
 def _alternatives(checks: Iterable[HookCheck]) -> list[HookCheck]:
@@ -160,11 +164,11 @@ def _alternatives(checks: Iterable[HookCheck]) -> list[HookCheck]:
     return list(best.values())
 
 
-def _link(link: Link, relevant: list[HookCheck], setup: SetupSupport) -> LinkSupport:
+def _link(link: Link, relevant: list[HookCheck], setup: SetupSupport, silent: str) -> LinkSupport:
     names = hook_links(link)
     serving = [check for check in relevant if set(check.links) & set(names)]
     if {name for check in serving for name in check.links}.issuperset(names):
-        reason = _wrong(serving) or ("" if setup.provable else _NO_SETUP)
+        reason = _wrong(serving) or (silent if setup.provable else _NO_SETUP)
     else:
         reason = "no hook serves this link"
     return LinkSupport(link, not reason, _names(serving), reason)

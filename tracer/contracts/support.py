@@ -50,11 +50,18 @@ def support_page(releases: Sequence[ReleaseSupport]) -> str:
     reasons = _reasons(releases)
     if reasons:
         parts += ["## Why not\n", *reasons]
+    only = _conditions(releases)
+    if only:
+        parts += ["## Only if\n", _ONLY, *only]
     others = _others(releases)
     if others:
         parts += ["## Other trees\n", _OTHERS, others]
     return "\n".join(parts)
 
+
+_ONLY = """\
+Conditions under which the answers above and below hold, where a release has one.
+"""
 
 _OTHERS = """\
 Trees that a release ships and builds for other models or settings (hybrid models; an environment variable of
@@ -81,6 +88,20 @@ def _reasons(releases: Sequence[ReleaseSupport]) -> list[str]:
             title = _span([release.version for release in group])
             sections.append("\n".join([f"### {title}\n", *gaps, ""]))
     return sections
+
+
+def _conditions(releases: Sequence[ReleaseSupport]) -> list[str]:
+    """Neighbouring releases with the same condition on a tree share a line."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for position, release in enumerate(releases):
+        for tree in release.trees:
+            for text in tree.conditions if any(tree.confirms(claim) for claim in Claim) else ():
+                found.setdefault((tree.tree, text), []).append(position)
+    lines = []
+    for (tree_name, text), positions in found.items():
+        versions = [releases[position].version for position in positions]
+        lines.append(f"- {tree_name}, {_span(versions)}: {_plain(text)}.")
+    return ["\n".join([*lines, ""])] if lines else []
 
 
 def _gaps(tree: TreeSupport) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from kvwitness.collectors.metrics import stamped
-from kvwitness.tracer.bundle.read import recorded_journals
+from kvwitness.tracer.bundle.places import recorded_journals
 from kvwitness.tracer.bundle.write import BundleInfo, BundleInputs, write_bundle
 from kvwitness.tracer.model import Grade, Reason, RequestVerdict, Tier
 from kvwitness.tracer.protocol.client import GenerateCall, ServerClient

@@ -12,10 +12,11 @@ import msgspec
 
 from kvwitness.collectors.environment import find_server_processes, host_facts
 from kvwitness.tracer.bundle.abc import inputs_of_run
-from kvwitness.tracer.bundle.read import recorded_journals
+from kvwitness.tracer.bundle.places import recorded_journals
 from kvwitness.tracer.bundle.write import BundleInfo, write_bundle
 from kvwitness.tracer.demo.faults import KillDuringLoad, cut_journals
 from kvwitness.tracer.demo.variants import PLAIN, Variant
+from kvwitness.tracer.interrupt import finishing
 from kvwitness.tracer.protocol.abc import AbcRun, run_abc
 from kvwitness.tracer.protocol.client import ServerClient
 from kvwitness.tracer.protocol.observer import JournalObserver
@@ -92,9 +93,10 @@ def run_demo(options: DemoOptions, out: Path, progress: Progress, *, replace: bo
         progress.phase("Stopping the server")
     if variant.cut_journal:
         cut_journals(journals)
-    progress.phase("Writing the evidence bundle")
-    inputs = inputs_of_run(run, host_facts(), processes, recorded_journals(journals), "the demo's own server")
-    bundle = write_bundle(out, inputs, spans=span_lines, replace=replace)
+    with finishing(progress.phase):
+        progress.phase("Writing the evidence bundle")
+        inputs = inputs_of_run(run, host_facts(), processes, recorded_journals(journals), "the demo's own server")
+        bundle = write_bundle(out, inputs, spans=span_lines, replace=replace)
     return DemoResult(run, bundle, workdir / "server.log")
 
 

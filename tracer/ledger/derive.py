@@ -59,6 +59,9 @@ class _OpenLoad:
     transfer_bytes: int | None = None
     duration_ns: int | None = None
     freed: bool = False
+    waited: ft.Moment | None = None
+    waited_layers: int = 0
+    read_early: bool = False
 
 
 @dataclass(slots=True)
@@ -142,6 +145,7 @@ class Ledger:
             ev.BackupAcked: self._backup_acked,
             ev.LoadQueued: self._load_queued,
             ev.LoadDone: self._load_done,
+            ev.LoadWaited: self._load_waited,
             ev.HostAlloc: self._host_alloc,
             ev.HostFree: self._host_free,
             ev.HostClear: self._host_clear,
@@ -583,6 +587,15 @@ class Ledger:
                 queued = load.queued
                 self._tree.loaded(queued.start, queued.end, load.path, load.rid, queued.seq, moment)
 
+    def _load_waited(self, event: ev.LoadWaited, moment: ft.Moment) -> None:
+        loads = [load for load in self._loads if load.transfer == event.transfer]
+        if not loads or any(load.waited is not None for load in loads):
+            self._gap(event.seq, f"how transfer {event.transfer} was read was told for no load, or not once")
+            return
+        for load in loads:
+            load.waited, load.waited_layers = moment, event.layers
+            load.read_early = bool(event.early) or load.epoch != self._epoch
+
     def _host_alloc(self, event: ev.HostAlloc, _: ft.Moment) -> None:
         if event.pool == ANCHOR_POOL:
             taken = sum(run.length for run in event.slots)
@@ -800,6 +813,9 @@ def _freeze_load(load: _OpenLoad) -> ft.Load:
         backups=backups,
         segments=load.segments,
         freed_while_loading=load.freed,
+        waited=load.waited,
+        waited_layers=load.waited_layers,
+        read_early=load.read_early,
     )
 
 

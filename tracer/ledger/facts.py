@@ -169,6 +169,12 @@ class Load(msgspec.Struct, frozen=True):
     segments: tuple[LoadSegment, ...]
     freed_while_loading: bool
     """Slots were given back between the queueing and the completion of the copy."""
+    waited: Moment | None = None
+    """SGLang 0.4: when the scheduler processed the result of the pass that the load was launched for ..."""
+    waited_layers: int = 0
+    """... in how many layers that pass went on to read only after the copy had ended ..."""
+    read_early: bool = False
+    """... and whether it went on to read a layer before."""
 
 
 class Prefetch(msgspec.Struct, frozen=True):

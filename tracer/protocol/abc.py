@@ -14,7 +14,7 @@ import msgspec
 
 from kvwitness.collectors.metrics import HOST_TOTAL_TOKENS, MetricsSnapshot, MetricsUnavailable
 from kvwitness.collectors.server_info import ServerInfo
-from kvwitness.tracer.protocol.client import FlushResult, GenerateCall, ServerClient
+from kvwitness.tracer.protocol.client import FlushResult, GenerateCall, RequestInterrupted, ServerClient
 from kvwitness.tracer.protocol.fit import Finding, Severity, auto_fills, check_fit, fill_length
 from kvwitness.tracer.protocol.observer import Observer
 from kvwitness.tracer.protocol.options import AbcOptions
@@ -76,6 +76,8 @@ class AbcRun(msgspec.Struct, frozen=True):
     snapshots: dict[str, MetricsSnapshot]
     """Metrics by moment: ``start``, and after each series (``A``, ``B``, ``evict``, ``C``)."""
     stopped: str | None
+    interrupted: bool = False
+    """Whether the user stopped it."""
 
     def series(self, name: str) -> tuple[RequestRecord, ...]:
         """The requests of one series, in the order sent."""
@@ -103,7 +105,8 @@ def run_abc(
     Raises :class:`UnfitServer` before the first request when the run would prove nothing,
     :class:`~kvwitness.tracer.protocol.client.ServerUnavailable` or
     :class:`~kvwitness.collectors.server_info.ServerInfoUnavailable` when the server does not answer, and
-    ``ValueError`` for lengths below one token. After that nothing is raised: see :attr:`AbcRun.stopped`.
+    ``ValueError`` for lengths below one token. After that nothing is raised, and Ctrl-C ends the run: see
+    :attr:`AbcRun.stopped`.
     """
     progress.phase("Checking the server")
     server.check()
@@ -116,10 +119,14 @@ def run_abc(
     workload = build_workload(seed, options.prefix_tokens, options.question_tokens, vocabulary)
     runner = _Runner(options, server, info, observer, progress, clock or SystemClock(), workload)
     stopped: str | None = None
+    interrupted = False
     try:
         runner.run()
     except _Stopped as stop:
         stopped = str(stop)
+    except KeyboardInterrupt:
+        interrupted = True
+        stopped = f"interrupted by the user after {len(runner.records)} requests"
     return AbcRun(
         run_id=runner.run_id,
         seed=seed,
@@ -132,6 +139,7 @@ def run_abc(
         flush=runner.flush,
         snapshots=runner.snapshots,
         stopped=stopped,
+        interrupted=interrupted,
     )
 
 
@@ -290,7 +298,11 @@ class _Runner:
             dp_rank=self.options.dp_rank,
             keep_prompt=keep,
         )
-        record = self.server.generate(call)
+        try:
+            record = self.server.generate(call)
+        except RequestInterrupted as interrupt:
+            self.records.append(interrupt.record)
+            raise
         self.records.append(record)
         if record.error is not None:
             raise _Stopped(f"request {order} ({series}) failed: {record.error}")

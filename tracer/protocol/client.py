@@ -6,6 +6,7 @@ What goes wrong with a request is part of the evidence, so it ends in the record
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from types import TracebackType
@@ -19,6 +20,7 @@ from kvwitness.collectors.server_info import ServerInfo, fetch_server_info
 from kvwitness.tracer.protocol.record import RequestRecord
 from kvwitness.tracer.protocol.workload import prompt_sha256
 
+_LIBRARY_MARKS: Final = re.compile(r"\[[^]]*\] | \(_ssl\.c:\d+\)")
 _BODY_CHARS: Final = 300
 _HEALTH_TIMEOUT_S: Final = 30.0
 """SGLang's /health generates one token and itself waits up to 20 s for it."""
@@ -26,6 +28,14 @@ _HEALTH_TIMEOUT_S: Final = 30.0
 
 class ServerUnavailable(Exception):
     """The server cannot take requests; the message is one line for a person."""
+
+
+class RequestInterrupted(KeyboardInterrupt):
+    """Ctrl-C while a request was under way; ``record`` has what was seen of it."""
+
+    def __init__(self, record: RequestRecord) -> None:
+        super().__init__()
+        self.record = record
 
 
 class GenerateCall(msgspec.Struct, frozen=True):
@@ -92,7 +102,7 @@ class ServerClient:
         try:
             answer = self._client.get(f"{self.url}/health", timeout=_HEALTH_TIMEOUT_S)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise ServerUnavailable(f"no server answers at {self.url} ({error})") from error
+            raise ServerUnavailable(f"no server answers at {self.url} ({_unconnected(error)})") from error
         except httpx.TimeoutException as error:
             raise ServerUnavailable(f"the server at {self.url} did not answer /health in time") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -101,6 +111,8 @@ class ServerClient:
             raise ServerUnavailable(f"the server at {self.url} is still starting, or not healthy (503)")
         if answer.status_code in (401, 403):
             raise ServerUnavailable(f"the server at {self.url} asks for an API key ({answer.status_code})")
+        if answer.status_code == 404:
+            raise ServerUnavailable(f"what answers at {self.url} is no SGLang server (it has no /health)")
         if answer.status_code != 200:
             raise ServerUnavailable(f"the server at {self.url} is not healthy: /health answers {answer.status_code}")
 
@@ -113,27 +125,23 @@ class ServerClient:
         return fetch_metrics(self.url, self._client)
 
     def generate(self, call: GenerateCall) -> RequestRecord:
-        """Send one request and wait for its end. Never raises for what the server or the network does."""
+        """Send one request and wait for its end. Never raises for what the server or the network does.
+
+        Ctrl-C raises :class:`RequestInterrupted`, with what had been seen until then.
+        """
         traceparent = new_traceparent()
         answer = _Answer()
-        status = 0
         sent_ns, begin = time.time_ns(), time.monotonic()
+        interrupt: KeyboardInterrupt | None = None
         try:
-            with self._client.stream(
-                "POST", f"{self.url}/generate", json=_body(call), headers={"traceparent": traceparent}
-            ) as response:
-                status = response.status_code
-                if status == 200:
-                    for line in response.iter_lines():
-                        answer.take(line, time.monotonic() - begin)
-                else:
-                    response.read()
-                    answer.error = f"HTTP {status}: {response.text[:_BODY_CHARS]}"
+            self._stream(call, traceparent, answer, begin)
         except httpx.TimeoutException as error:
             answer.error = f"no answer in time ({type(error).__name__})"
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            answer.error = f"the connection failed: {_words(error)}"
-        return RequestRecord(
+            answer.error = f"the connection failed: {_unconnected(error)}"
+        except KeyboardInterrupt as error:
+            answer.error, interrupt = "interrupted by the user", error
+        record = RequestRecord(
             rid=call.rid,
             series=call.series,
             order=call.order,
@@ -142,7 +150,7 @@ class ServerClient:
             sent_ns=sent_ns,
             ttft_s=answer.ttft_s,
             total_s=time.monotonic() - begin,
-            status=status,
+            status=answer.status,
             error=answer.problem(call.rid, len(call.input_ids)),
             traceparent=traceparent,
             output_ids=tuple(answer.output_ids),
@@ -152,6 +160,20 @@ class ServerClient:
             cached_tokens_details=answer.cached_tokens_details,
             prompt_ids=call.input_ids if call.keep_prompt else (),
         )
+        if interrupt is not None:
+            raise RequestInterrupted(record) from interrupt
+        return record
+
+    def _stream(self, call: GenerateCall, traceparent: str, answer: _Answer, begin: float) -> None:
+        headers = {"traceparent": traceparent}
+        with self._client.stream("POST", f"{self.url}/generate", json=_body(call), headers=headers) as response:
+            answer.status = response.status_code
+            if answer.status == 200:
+                for line in response.iter_lines():
+                    answer.take(line, time.monotonic() - begin)
+            else:
+                response.read()
+                answer.error = f"HTTP {answer.status}: {response.text[:_BODY_CHARS]}"
 
     def flush_cache(self, idle_s: float = 30.0) -> FlushResult:
         """Empty the server's L1 and L2. Waits up to ``idle_s`` for running requests; storage keeps its pages."""
@@ -177,6 +199,8 @@ class _Answer:
     """What has been read of one event stream."""
 
     def __init__(self) -> None:
+        self.status = 0
+        """HTTP status; 0 when there was no answer."""
         self.error: str | None = None
         self.ttft_s: float | None = None
         self.output_ids: list[int] = []
@@ -272,6 +296,14 @@ def _authorization(key: str | None) -> dict[str, str]:
 def _error_text(error: object) -> str:
     message = error.get("message") if isinstance(error, dict) else error
     return f"refused by the server: {message}"[:_BODY_CHARS]
+
+
+def _unconnected(error: Exception) -> str:
+    """Why there is no connection, without error numbers and the library's own places."""
+    words = _words(error)
+    if "WRONG_VERSION_NUMBER" in words:
+        return "it speaks http, and not https"
+    return _LIBRARY_MARKS.sub("", words)
 
 
 def _words(error: Exception) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvwitness.tracer import judgement
+from kvwitness.tracer.addresses import is_web_address
 from kvwitness.tracer.bundle.counters import window_of
 from kvwitness.tracer.bundle.read import open_bundle, read_bundle_journals, read_bundle_metrics
 from kvwitness.tracer.bundle.reports import reports_by_rid
@@ -14,6 +15,7 @@ from kvwitness.tracer.cli.errors import UserError
 from kvwitness.tracer.spans import live
 from kvwitness.tracer.spans.build import build_spans
 from kvwitness.tracer.spans.live import INTERVAL_S, Stop
+from kvwitness.tracer.spans.probe import PORTS, endpoint_problem
 from kvwitness.tracer.spans.sender import TIMEOUT_S, Sender, SendError, batches
 from kvwitness.tracer.spans.spec import SpanSpec
 
@@ -33,6 +35,7 @@ def export_bundle(
     They are derived from the bundle's journals, so a bundle that was written without spans has them as well.
     Raises :class:`UserError` when the endpoint does not take them, and ``BundleError``.
     """
+    _check_endpoint(url, protocol)
     spans = bundle_spans(bundle)
     sent = 0
     try:
@@ -81,10 +84,15 @@ def collect_live(
     return result.sent
 
 
+def _check_endpoint(url: str, protocol: str) -> None:
+    if is_web_address(url) and (problem := endpoint_problem(url, protocol)) is not None:
+        raise UserError(f"no span was sent: {problem.what}", url, problem.what_to_do)
+
+
 def _user_error(what: str, url: str, protocol: str) -> UserError:
     other = "grpc" if protocol == "http" else "http"
     return UserError(
-        what, url, f"check that an OTLP endpoint listens there for {protocol} (or use --protocol {other}), and repeat"
+        what, url, f"check that it is an OTLP endpoint for {protocol} ({PORTS}), or use --protocol {other}"
     )
 
 

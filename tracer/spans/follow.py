@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvwitness.collectors.journal import Journal, JournalUnreadable, parse_journal
 from kvwitness.patches.schema import format as fmt
-from kvwitness.tracer.bundle.read import recorded_journals
+from kvwitness.tracer.bundle.places import recorded_journals
 from kvwitness.tracer.bundle.snapshot import snapshot_bytes
 
 

@@ -83,14 +83,19 @@ def follow(
 ) -> LiveResult:
     """Send spans until ``stop`` is set (None: until SIGINT or SIGTERM), then send what is left, and end."""
     with _stop_on_signal(stop) as until:
-        outbox = Outbox(sink, settle_s, progress or (lambda line: None))
+        say = progress or (lambda line: None)
+        outbox = Outbox(sink, settle_s, say)
         follower = Follower(directory)
+        known: int | None = None
         while True:
             stopping = until.is_set()
             began = time.monotonic()
             if follower.refresh():
                 journals = follower.journals
+                if known is not None and len(journals) > known:
+                    say(f"a server records into {directory}; journals now: {len(journals)}")
                 outbox.offer(build_spans(judgement.judge(journals), hosts=hosts_of(journals)), began)
+            known = len(follower.journals)
             outbox.send(time.monotonic(), everything=stopping)
             if stopping:
                 return outbox.result()

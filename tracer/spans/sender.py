@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import re
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from requests import Session
 
+from kvwitness.tracer.addresses import is_loopback_name, is_web_address
 from kvwitness.tracer.spans.sdk import readable_spans
 from kvwitness.tracer.spans.spec import SpanSpec
 
@@ -73,14 +73,10 @@ def batches(spans: Sequence[SpanSpec]) -> list[Sequence[SpanSpec]]:
 
 
 def _exporter(url: str, protocol: str, timeout_s: float) -> SpanExporter:
-    parts = urlsplit(url)
-    try:
-        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a port that is no port
-        usable = False
-    if not usable:
+    if not is_web_address(url):
         raise SendError("an OTLP endpoint looks like http://127.0.0.1:4318")
-    local = _is_local(parts.hostname or "")
+    parts = urlsplit(url)
+    local = is_loopback_name(parts.hostname or "")
     if protocol == "grpc":
         # gRPC takes a proxy from the environment even for this machine's own addresses.
         options = (("grpc.enable_http_proxy", 0),) if local else ()
@@ -96,13 +92,6 @@ def _exporter(url: str, protocol: str, timeout_s: float) -> SpanExporter:
     session = Session()
     session.trust_env = not local
     return HttpExporter(endpoint=urlunsplit(parts._replace(path=path)), timeout=timeout_s, session=session)
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class _LastMessages(logging.Handler):

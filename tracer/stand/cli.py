@@ -11,7 +11,7 @@ from typing import get_args
 import click
 
 from kvwitness.patches.stand.faults import UnknownFaultError
-from kvwitness.tracer.cli.errors import UserError
+from kvwitness.tracer.cli.errors import with_log
 from kvwitness.tracer.cli.output import json_option, print_json
 from kvwitness.tracer.stand.building import StandBuildError, is_ready
 from kvwitness.tracer.stand.environment import (
@@ -51,18 +51,13 @@ def stand_group() -> None:
     """
 
 
-def _user_error(error: Exception) -> UserError:
-    """The log's tail on one line; the log itself is named in it."""
-    return UserError(" ".join(str(error).split()), "kvwitness stand", "look at the log that is named here")
-
-
 def _ensure(kind: ModelKind, release: str) -> tuple[StandEnvironment, Path]:
     try:
         with reporting() as progress:
             environment = ensure_environment(progress, release=release)
             return environment, ensure_model(environment, progress, kind)
     except StandBuildError as error:
-        raise _user_error(error) from error
+        raise with_log(error, "kvwitness stand") from error
 
 
 @stand_group.command()
@@ -70,7 +65,7 @@ def _ensure(kind: ModelKind, release: str) -> tuple[StandEnvironment, Path]:
 @click.option("--model", "kind", type=click.Choice(MODEL_KINDS), default="qwen2", show_default=True)
 @json_option
 def ensure(kind: ModelKind, release: str, as_json: bool) -> None:
-    """Build the stand's environment (about 3 GB to download, once) and its model.
+    """Build the environment and the model (once, about 3 GB).
 
     An older release's environment shares most of the newest's, which is built first.
 
@@ -88,7 +83,7 @@ def ensure(kind: ModelKind, release: str, as_json: bool) -> None:
 @stand_group.command()
 @_release_option
 @click.option("--model", "kind", type=click.Choice(MODEL_KINDS), default="qwen2", show_default=True)
-@click.option("--port", type=int, default=0, help="Loopback port; a free one by default.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Loopback port; a free one by default.")
 @click.option(
     "--write-policy",
     type=click.Choice(["write_through", "write_through_selective", "write_back"]),
@@ -153,7 +148,7 @@ def serve(
     except (UnknownFaultError, UnsupportedError) as error:
         raise click.UsageError(str(error)) from error
     except StandServerError as error:
-        raise _user_error(error) from error
+        raise with_log(error, "kvwitness stand") from error
     except KeyboardInterrupt:
         click.echo("stopped", err=True)
 

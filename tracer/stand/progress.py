@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +12,14 @@ from typing import Protocol, TextIO
 from rich.console import Console
 from rich.status import Status
 
-PLAIN_INTERVAL_S = 10.0
+PLAIN_INTERVAL_S = 30.0
+"""Between two lines of one step in a log."""
+_TICK_S = 1.0
 _DETAIL_CHARS = 90
 
 
 class Progress(Protocol):
-    """What a long step reports to. `tick` is called about once a second while nothing else happens."""
+    """What a long step reports to. `tick` says that it still goes on, and may be called from another thread."""
 
     def phase(self, title: str) -> None: ...
 
@@ -39,7 +42,7 @@ class SilentProgress:
 
 
 class PlainProgress:
-    """One line for each phase and one about every ten seconds within it: for logs and CI."""
+    """One line for each phase and one about every half minute within it: for logs and CI."""
 
     def __init__(self, out: TextIO, interval_s: float = PLAIN_INTERVAL_S) -> None:
         self._out = out
@@ -47,22 +50,25 @@ class PlainProgress:
         self._title = ""
         self._detail = ""
         self._phase_start = self._last_print = time.monotonic()
+        self._lock = threading.RLock()
 
     def phase(self, title: str) -> None:
-        self._title, self._detail = title, ""
-        self._phase_start = self._last_print = time.monotonic()
-        print(title, file=self._out, flush=True)
+        with self._lock:
+            self._title, self._detail = title, ""
+            self._phase_start = self._last_print = time.monotonic()
+            print(title, file=self._out, flush=True)
 
     def detail(self, text: str) -> None:
         self._detail = text[:_DETAIL_CHARS]
         self.tick()
 
     def tick(self) -> None:
-        now = time.monotonic()
-        if now - self._last_print >= self._interval_s:
-            self._last_print = now
-            tail = f": {self._detail}" if self._detail else ""
-            print(f"{self._title} ({now - self._phase_start:.0f} s){tail}", file=self._out, flush=True)
+        with self._lock:
+            now = time.monotonic()
+            if self._title and now - self._last_print >= self._interval_s:
+                self._last_print = now
+                tail = f": {self._detail}" if self._detail else ""
+                print(f"{self._title} ({now - self._phase_start:.0f} s){tail}", file=self._out, flush=True)
 
 
 class LiveProgress:
@@ -85,6 +91,8 @@ class LiveProgress:
         self.tick()
 
     def tick(self) -> None:
+        if not self._title:
+            return
         elapsed = time.monotonic() - self._start
         self._status.update(f"{self._title} [dim]{elapsed:.0f} s  {_escaped(self._detail)}[/dim]")
 
@@ -104,10 +112,31 @@ def reporting(out: TextIO | None = None) -> Iterator[Progress]:
     """A `Progress` that suits `out` (standard error by default): live on a terminal, lines elsewhere."""
     stream = out if out is not None else sys.stderr
     if not stream.isatty():
-        yield PlainProgress(stream)
+        plain = PlainProgress(stream, PLAIN_INTERVAL_S)
+        with _ticking(plain):
+            yield plain
         return
     console = Console(file=stream)
     with console.status("") as status:
         live = LiveProgress(console, status)
-        yield live
+        with _ticking(live):
+            yield live
         live._leave()
+
+
+@contextmanager
+def _ticking(progress: Progress) -> Iterator[None]:
+    """Tick all the time: a step that waits for a server or a download does not do it itself."""
+    ended = threading.Event()
+
+    def tick() -> None:
+        while not ended.wait(_TICK_S):
+            progress.tick()
+
+    thread = threading.Thread(target=tick, name="kvwitness-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

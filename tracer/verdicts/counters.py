@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
 
-from kvwitness.tracer.ledger.facts import InstanceFacts
+from kvwitness.tracer.ledger.facts import InstanceFacts, Moment
 from kvwitness.tracer.model import CrossCheck, RequestVerdict, Tier
 from kvwitness.tracer.verdicts.request import overall_grade
 from kvwitness.tracer.verdicts.sentences import sentence
@@ -32,46 +32,61 @@ def check_counters(instances: Sequence[InstanceFacts], window: CounterWindow) ->
     ranks = max((_ranks(instance) for instance in instances), default=1)
     leaders = [instance for instance in instances if _is_leader(instance)]
     return tuple(
-        _compare(name, sum(count(i, window) for i in leaders), window.tokens[name], ranks)
-        for name, count in _EVENTS.items()
+        _compare(name, sum((_counted(i, spans(i), window) for i in leaders), _NONE), window.tokens[name], ranks)
+        for name, spans in _EVENTS.items()
         if name in window.tokens and leaders
     )
 
 
-def _compare(name: str, ours: int, theirs: int, ranks: int) -> CrossCheck:
+class _Tokens(msgspec.Struct, frozen=True):
+    """Tokens by the events: those certainly counted within the window, and those perhaps."""
+
+    least: int
+    most: int
+
+    def __add__(self, other: _Tokens) -> _Tokens:
+        return _Tokens(self.least + other.least, self.most + other.most)
+
+
+_NONE: Final = _Tokens(0, 0)
+_Span = tuple[int, Moment, Moment | None]
+"""Tokens of something, when it began and when its end was seen. Releases count at the one or at the other."""
+
+
+def _compare(name: str, ours: _Tokens, theirs: int, ranks: int) -> CrossCheck:
     explanation = ""
-    agrees = ours == theirs
-    if not agrees and ranks > 1 and theirs == ours * ranks:
+    agrees = ours.least <= theirs <= ours.most
+    if not agrees and ranks > 1 and theirs % ranks == 0 and ours.least <= theirs // ranks <= ours.most:
         agrees, explanation = True, f"the counter is summed over {ranks} ranks and carries no rank label"
-    return CrossCheck(f"metrics: tokens {name}", agrees, f"{ours} tokens", f"{theirs} tokens", explanation)
+    told = f"{ours.least} tokens" if ours.least == ours.most else f"{ours.least} to {ours.most} tokens"
+    return CrossCheck(f"metrics: tokens {name}", agrees, told, f"{theirs} tokens", explanation)
 
 
-def _loaded(instance: InstanceFacts, window: CounterWindow) -> int:
-    done = {load.transfer: load for load in instance.loads if load.done is not None}
-    return sum(
-        load.transfer_tokens or 0
-        for load in done.values()
-        if load.done is not None and _within(instance, load.done.t_ns, window)
-    )
+def _counted(instance: InstanceFacts, spans: Iterable[_Span], window: CounterWindow) -> _Tokens:
+    least = most = 0
+    for tokens, begin, end in spans:
+        begun = instance.wall_time_ns(begin.t_ns)
+        ended = None if end is None else instance.wall_time_ns(end.t_ns)
+        if begun <= window.end_ns and (ended is None or ended >= window.begin_ns):
+            most += tokens
+            if begun >= window.begin_ns and ended is not None and ended <= window.end_ns:
+                least += tokens
+    return _Tokens(least, most)
 
 
-def _backed_up(instance: InstanceFacts, window: CounterWindow) -> int:
-    return sum(
-        backup.tokens
-        for backup in instance.backups
-        if backup.acked is not None and _within(instance, backup.acked.t_ns, window)
-    )
+def _loaded(instance: InstanceFacts) -> Iterator[_Span]:
+    return ((load.tokens, load.queued, load.done) for load in instance.loads)
 
 
-def _evicted(instance: InstanceFacts, window: CounterWindow) -> int:
-    return sum(
-        call.freed or 0
-        for call in instance.evictions
-        if call.end is not None and _within(instance, call.end.t_ns, window)
-    )
+def _backed_up(instance: InstanceFacts) -> Iterator[_Span]:
+    return ((backup.tokens, backup.queued, backup.acked) for backup in instance.backups)
 
 
-_EVENTS: Final[dict[str, Callable[[InstanceFacts, CounterWindow], int]]] = {
+def _evicted(instance: InstanceFacts) -> Iterator[_Span]:
+    return ((call.freed or 0, call.begin, call.end) for call in instance.evictions)
+
+
+_EVENTS: Final[dict[str, Callable[[InstanceFacts], Iterator[_Span]]]] = {
     LOADED: _loaded,
     BACKED_UP: _backed_up,
     EVICTED: _evicted,

@@ -243,9 +243,9 @@ def _resident_l2(
 def _read(evidence: Evidence, view: InstanceView, request: RequestFacts, load: Load) -> None:
     decision = request.decision
     loads = view.loads_of(request)
-    wrong = _not_copied(view.instance, load)
+    wrong = _not_copied(view.instance, load) or _not_waited(view.instance, request, load)
     if wrong is not None:
-        evidence.miss(Link.READ, wrong, load.queued, load.started, load.done)
+        evidence.miss(Link.READ, wrong, load.queued, load.started, load.done, load.waited)
     elif any(other is not load and other.start < load.end and load.start < other.end for other in loads):
         evidence.miss(Link.READ, "two load-backs of the same tokens were queued", *(other.queued for other in loads))
     elif request.admitted is None or load.queued.seq > request.admitted.seq:
@@ -257,7 +257,9 @@ def _read(evidence: Evidence, view: InstanceView, request: RequestFacts, load: L
         detail += f", {load.duration_ns / 1e6:.2f} ms on the device)" if load.duration_ns is not None else ")"
         if load.transfer_tokens != load.tokens:
             detail += f"; one transfer of {load.transfer_tokens} tokens for several requests"
-        evidence.hold(Link.READ, detail, load.queued, decision.moment, load.started, load.done)
+        if load.waited is not None:
+            detail += f"; the forward pass waited for it in each of {load.waited_layers} layers"
+        evidence.hold(Link.READ, detail, load.queued, decision.moment, load.started, load.done, load.waited)
 
 
 def _not_copied(instance: InstanceFacts, load: Load) -> str | None:
@@ -268,6 +270,25 @@ def _not_copied(instance: InstanceFacts, load: Load) -> str | None:
         return "the completion of the copy from L2 was never seen"
     if not _bytes_fit(instance, load):
         return f"the transfer moved {load.transfer_bytes} bytes for {load.transfer_tokens} tokens"
+    return None
+
+
+def _not_waited(instance: InstanceFacts, request: RequestFacts, load: Load) -> str | None:
+    """Why it is not shown that the forward pass read what the load-back brought; None when it is.
+
+    SGLang 0.5.2 and newer order the two on the device. Older ones count layers in a thread, and a pass can go
+    on to read a layer before it was copied.
+    """
+    if not instance.facts.get("copy_threads"):
+        return None
+    if load.read_early:
+        return "the forward pass went on to read a layer before its copy had ended: SGLang did not make it wait"
+    layers = instance.facts.get("layers")
+    if load.waited is None or not isinstance(layers, int) or load.waited_layers != layers:
+        return f"the forward pass was seen to wait for the copy in {load.waited_layers} of {layers} layers"
+    passes = request.chunks[:1]
+    if not any(p.done is not None and p.moment.seq < load.waited.seq < p.done.seq for p in passes):
+        return "the forward pass that was seen to wait for the copy is not this request's"
     return None
 
 
