@@ -45,7 +45,7 @@ def marked(owner, name):
     try:
         # Some values have every attribute that is asked for.
         found = {n: getattr(f, "__kvwitness_hook__", None) for n, f in vars(owner).items()}
-        return [f"{name}.{n}" for n, mark in found.items() if isinstance(mark, str)]
+        return [f"{name}.{n}" for n, mark in found.items() if type(mark) is str]
     except Exception:
         return []  # Some values cannot be looked at.
 
