@@ -39,13 +39,13 @@ SLOW = pytest.mark.slow
 RELEASES = [pytest.param(NEWEST, id=NEWEST), pytest.param("0.5.17", id="0.5.17", marks=SLOW)]
 
 PROBE = """
-import atexit, json, os, sys, threading, traceback
+import atexit, json, os, sys, threading, traceback, types
 
 def marked(owner, name):
     try:
-        # Some values have every attribute that is asked for.
-        found = {n: getattr(f, "__kvwitness_hook__", None) for n, f in vars(owner).items()}
-        return [f"{name}.{n}" for n, mark in found.items() if type(mark) is str]
+        # Of functions alone: some other values have every attribute that is asked for.
+        functions = {n: f for n, f in vars(owner).items() if isinstance(f, types.FunctionType)}
+        return [f"{name}.{n}" for n, f in functions.items() if hasattr(f, "__kvwitness_hook__")]
     except Exception:
         return []  # Some values cannot be looked at.
 
