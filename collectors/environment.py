@@ -107,7 +107,7 @@ def host_facts() -> HostFacts:
 
 def find_server_processes(url: str) -> ServerProcesses:
     """The server's processes, when ``url`` is on this machine and this user may see them."""
-    tree, reason = _server_tree(url)
+    tree, reason = server_tree(url)
     return ServerProcesses(tuple(_describe(process) for process in tree), reason)
 
 
@@ -118,11 +118,11 @@ def locate_kvwitness_dir(url: str) -> JournalDirectory:
     started with, and journal files that it holds open (SGLang renames its processes, which overwrites the
     environment that the kernel shows).
     """
-    tree, reason = _server_tree(url)
+    tree, reason = server_tree(url)
     if not tree:
         return JournalDirectory(None, reason)
     refused = 0
-    for look in (_directory_in_environment, _directory_of_open_journal):
+    for look in (directory_in_environment, _directory_of_open_journal):
         for process in tree:
             try:
                 found = look(process)
@@ -187,7 +187,7 @@ def _numa_nodes() -> int | None:
     return None
 
 
-def _server_tree(url: str) -> tuple[list[psutil.Process], str]:
+def server_tree(url: str) -> tuple[list[psutil.Process], str]:
     """The process that listens at ``url``, its SGLang ancestors and all their descendants; or why not."""
     try:
         parsed = httpx.URL(url)
@@ -217,6 +217,12 @@ def _server_tree(url: str) -> tuple[list[psutil.Process], str]:
         return [top, *_quietly(lambda: top.children(recursive=True))], ""
     except psutil.Error as error:
         return [], f"the process that listens on port {port} cannot be read: {error}"
+
+
+def server_of(pid: int) -> list[psutil.Process]:
+    """The process ``pid``, its SGLang ancestors and all their descendants. Raises psutil.Error."""
+    top = _topmost(psutil.Process(pid))
+    return [top, *_quietly(lambda: top.children(recursive=True))]
 
 
 def _topmost(process: psutil.Process) -> psutil.Process:
@@ -258,7 +264,8 @@ def _describe(process: psutil.Process) -> ProcessFacts:
     return ProcessFacts(process.pid, parent, name, command, rss, tuple(unknown))
 
 
-def _directory_in_environment(process: psutil.Process) -> Path | None:
+def directory_in_environment(process: psutil.Process) -> Path | None:
+    """``KVWITNESS_DIR`` in the environment that a process was started with. Raises psutil.Error."""
     value = process.environ().get(DIRECTORY_VARIABLE)
     if not value:
         return None

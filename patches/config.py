@@ -2,6 +2,9 @@
 
 ``KVWITNESS_DIR``
     Folder for the journals; unset: nothing is patched.
+``KVWITNESS_STANDBY``
+    ``1``: nothing is recorded and nothing of a running scheduler is patched until ``kvwitness attach`` asks for
+    it, through a socket below ``KVWITNESS_DIR`` (kvwitness.patches.standby).
 ``KVWITNESS_QUOTA_MB``
     Size of one process's journal, allocated when it opens (default 256).
 ``KVWITNESS_PROFILE``
@@ -41,6 +44,7 @@ class Config:
     quota_bytes: int
     faults: Faults
     profile: bool = False
+    standby: bool = False
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Config:
@@ -53,6 +57,7 @@ class Config:
             quota_bytes=int(quota) << 20,
             faults=_parse_faults(environ.get("KVWITNESS_FAULT", "")),
             profile=environ.get("KVWITNESS_PROFILE") == "1",
+            standby=environ.get("KVWITNESS_STANDBY", "") not in ("", "0"),
         )
 
 

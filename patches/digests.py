@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvwitness.patches.schema.events import DIGEST_BYTES
 
@@ -58,6 +58,37 @@ def _raw(tokens: Any) -> memoryview:
     return memoryview(tokens).cast("B")
 
 
+class Tip(NamedTuple):
+    """The end of a digested prefix, from which several longer ones can go on."""
+
+    last: bytes
+    """Digest of the last complete cell (the seed, where there is none)."""
+    cells: int
+    rest: array[int]
+    """The tokens behind that cell: less than a cell."""
+
+
+def seed_of(key: bytes, namespace: Sequence[object] = ()) -> bytes:
+    """Where the digests of a namespace begin.
+
+    Requests of another LoRA or cache namespace never share KV: their digests must differ too.
+    """
+    return blake2b(repr(tuple(namespace)).encode(), key=key, digest_size=DIGEST_BYTES).digest()
+
+
+def go_on(key: bytes, grid: int, tip: Tip, tokens: Sequence[int]) -> tuple[Tip, list[bytes]]:
+    """Append ``tokens``: the new end, and the digests of the cells that they complete."""
+    data = array("q", tip.rest)
+    data.extend(tokens)
+    count, width = len(data) // grid, grid * 8
+    raw, last = _raw(data), tip.last
+    new: list[bytes] = []
+    for start in range(0, count * width, width):
+        last = blake2b(last + raw[start : start + width], key=key, digest_size=DIGEST_BYTES).digest()
+        new.append(last)
+    return Tip(last, tip.cells + count, data[count * grid :]), new
+
+
 class Chain:
     """The digests of one request's token sequence; grows as the sequence does."""
 
@@ -68,8 +99,7 @@ class Chain:
         self._keyed = blake2b(key=key, digest_size=DIGEST_BYTES)
         """Copied for every cell: a quarter cheaper than to begin with the key again."""
         self.grid = grid
-        # Requests of another LoRA or cache namespace never share KV: their digests must differ too.
-        self._seed = blake2b(repr(tuple(namespace)).encode(), key=key, digest_size=DIGEST_BYTES).digest()
+        self._seed = seed_of(key, namespace)
         self.cells: list[bytes] = []
 
     def extend(self, tokens: Sequence[int]) -> tuple[int, list[bytes]]:

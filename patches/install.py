@@ -13,7 +13,7 @@ import types
 from collections import defaultdict
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
-from typing import Any
+from typing import Any, Protocol
 
 from kvwitness.patches.config import Config, ConfigError
 from kvwitness.patches.contract import MARK, Hook, Installed, mismatch, wrap
@@ -32,7 +32,7 @@ class Installer:
         self.witness = witness
         self.states = [Installed(hook) for hook in hooks]
         self._waiting: dict[str, list[Installed]] = defaultdict(list)
-        self._finder: _AfterImport | None = None
+        self._finder: AfterImport | None = None
         witness.on_open.append(self.report)
 
     def install(self) -> None:
@@ -44,7 +44,7 @@ class Installer:
             else:
                 self._apply(state, module)
         if self._waiting:
-            self._finder = _AfterImport(self)
+            self._finder = AfterImport(self)
             sys.meta_path.insert(0, self._finder)
 
     def waits_for(self, name: str) -> bool:
@@ -110,10 +110,18 @@ class Installer:
         self.witness.facts(FactKind.COVERAGE, {"hooks": [state.as_facts() for state in self.states]})
 
 
-class _AfterImport(importlib.abc.MetaPathFinder):
+class WaitsForImports(Protocol):
+    """Whom :class:`AfterImport` tells of imports."""
+
+    def waits_for(self, name: str) -> bool: ...
+
+    def imported(self, module: types.ModuleType) -> None: ...
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
     """Lets the other finders find a module and calls the installer once it has been executed."""
 
-    def __init__(self, installer: Installer) -> None:
+    def __init__(self, installer: WaitsForImports) -> None:
         self._installer = installer
         self._busy: set[str] = set()
 
@@ -141,7 +149,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 class _Observed(importlib.abc.Loader):
     """The module's own loader, followed by the hooks."""
 
-    def __init__(self, loader: Any, installer: Installer) -> None:
+    def __init__(self, loader: Any, installer: WaitsForImports) -> None:
         self._loader = loader
         self._installer = installer
 
@@ -172,6 +180,11 @@ def install() -> Installer | None:
         return _installer
     try:
         config = Config.from_environment()
+        if config.standby:
+            from kvwitness.patches.standby.wait import stand_by
+
+            stand_by(config)
+            return None
         from kvwitness.patches.hooks import all_hooks
 
         installer = Installer(Witness(config), all_hooks())

@@ -93,7 +93,7 @@ class Witness:
         self.emit: Callable[..., None] = _ignore
         self.recorder: Recorder | None = None
         self.on_open: list[Callable[[], None]] = []
-        self._digest_key = b""
+        self.digest_key = b""
         self.times = HookTimes() if config.profile else None
         # --- what is being watched
         self.tree: Any = None
@@ -154,20 +154,30 @@ class Witness:
         if self.recorder is not None:
             return
         try:
-            info = {
-                "host": socket.gethostname(),
-                "python": platform.python_version(),
-                "command": Path(sys.argv[0]).name if sys.argv else "",
-            }
-            self.recorder = Recorder(self.config.directory, role=role, quota_bytes=self.config.quota_bytes, info=info)
-            self._digest_key = load_key(self.config.directory)
+            self.open_journal(role)
         except (JournalError, OSError) as error:
             logger.warning("kvwitness records nothing in this process: %s", error)
-            self.recorder = None
             return
-        atexit.register(self.close)
         if not self.config.faults.start_at_rid:
             self.start()
+
+    def open_journal(self, role: str) -> Recorder:
+        """Only the file work of :meth:`open`; raises :class:`JournalError` or OSError."""
+        info = {
+            "host": socket.gethostname(),
+            "python": platform.python_version(),
+            "command": Path(sys.argv[0]).name if sys.argv else "",
+        }
+        recorder = Recorder(self.config.directory, role=role, quota_bytes=self.config.quota_bytes, info=info)
+        try:
+            self.digest_key = load_key(self.config.directory)
+        except OSError:
+            recorder.close()
+            recorder.path.unlink(missing_ok=True)
+            raise
+        self.recorder = recorder
+        atexit.register(self.close)
+        return recorder
 
     def close(self) -> None:
         """The process ends in order."""
@@ -176,6 +186,20 @@ class Witness:
                 self.facts(FactKind.PROFILE, self.times.as_facts())
             self.recording = False
             self.recorder.close()
+
+    def stop(self) -> None:
+        """From now on nothing is recorded (scheduler thread); the journal is closed by whoever opened it."""
+        if self.times is not None:
+            self.facts(FactKind.PROFILE, self.times.as_facts())
+        self.recording = False
+        self.emit = _ignore
+
+    def close_stopped(self) -> None:
+        """The file work after :meth:`stop`: nothing of this object is left behind in the process."""
+        atexit.unregister(self.close)
+        if self.recorder is not None:
+            self.recorder.close()
+            self.recorder = None
 
     def start(self) -> None:
         """From now on events are recorded."""
@@ -249,7 +273,7 @@ class Witness:
         chain = self.chains.get(rid)
         if chain is None:
             namespace = (getattr(req, "extra_key", None), getattr(req, "cache_salt", None))
-            chain = self.chains[rid] = Chain(self._digest_key, grid_for(self.page_size), namespace)
+            chain = self.chains[rid] = Chain(self.digest_key, grid_for(self.page_size), namespace)
         number = self.req_id(req)
         first, new = chain.extend(tokens)
         if new:

@@ -137,6 +137,8 @@ class FactKind:
     """Role, SGLang version, server arguments that matter."""
     PROFILE: Final = 4
     """Per hook: calls, median and total nanoseconds of its observers (KVWITNESS_PROFILE=1)."""
+    ATTACH: Final = 5
+    """A recorder that was attached to a running server: what the attaching and the snapshot cost."""
 
 
 @_event(3, "IQ", Tail.read_text)
@@ -659,6 +661,98 @@ class StorageChanged(Event):
     attach: int
     ok: int
     message: str
+
+
+# --- attached to a running server --------------------------------------------------------------------
+
+
+@_event(90, "q")
+@dataclass(frozen=True, slots=True)
+class SnapshotBegin(Event):
+    """The hooks stand from here on; what follows says what was there already. Not in a journal from the start.
+
+    ``available`` slots of the anchor host pool are free.
+    """
+
+    available: int
+
+
+@_event(91, "QBqB", Tail.read_ints)
+@dataclass(frozen=True, slots=True)
+class InFlight(Event):
+    """Copies of ``nodes`` that were under way, ``direction`` :class:`Direction`: nothing is known of what they move.
+
+    ``launched`` 1: transfer ``transfer``, whose end is still to come. 0 (and transfer 0): queued, not launched.
+    """
+
+    transfer: int
+    direction: int
+    tokens: int
+    launched: int
+    nodes: tuple[int, ...]
+
+
+@_event(92, "IqB")
+@dataclass(frozen=True, slots=True)
+class WaitingAtAttach(Event):
+    """The request was in the scheduler's waiting queue already (``retracted``: it has output tokens)."""
+
+    req: int
+    prompt_tokens: int
+    retracted: int
+
+
+@_event(93, "qqq", Tail.read_digests)
+@dataclass(frozen=True, slots=True)
+class ResidentDigests(Event):
+    """Keyed digests of the prefix that ends with ``node``: those of its own cells, from ``first_cell`` on.
+
+    They continue those of the parent that the node's :class:`ResidentNode` names, which comes next.
+    """
+
+    node: int
+    grid: int
+    first_cell: int
+    digests: tuple[bytes, ...]
+
+
+@_event(94, "qqqqBB", Tail.read_runs)
+@dataclass(frozen=True, slots=True)
+class ResidentNode(Event):
+    """What the tree says of ``node`` at this moment: positions ``[start, end)`` below ``parent`` (-1: the root).
+
+    ``l1`` and ``l2`` are numbers of :class:`AtAttach`; slot ``i`` of ``slots`` holds position ``start + i`` and
+    is given where ``l2`` is RESIDENT.
+    """
+
+    node: int
+    parent: int
+    start: int
+    end: int
+    l1: int
+    l2: int
+    slots: tuple[Run, ...]
+
+
+class AtAttach:
+    """Whether a tier held a node when it was looked at."""
+
+    ABSENT: Final = 0
+    RESIDENT: Final = 1
+    """A usable copy: computed or loaded completely (L1), acknowledged (L2)."""
+    UNDER_WAY: Final = 2
+    """A copy to this tier was under way, or may have been: no claim rests on it."""
+
+
+@_event(95, "qqqB")
+@dataclass(frozen=True, slots=True)
+class SnapshotEnd(Event):
+    """``nodes`` were looked at, with so many tokens in each tier. ``complete`` 0: others were not reached."""
+
+    nodes: int
+    l1_tokens: int
+    l2_tokens: int
+    complete: int
 
 
 def decode(code: int, seq: int, t_ns: int, raw_fields: Sequence[int], tail: bytes) -> Event | None:

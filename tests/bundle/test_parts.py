@@ -49,6 +49,18 @@ def test_rows_follow_the_client_and_miss_nobody() -> None:
     assert "not in the journals" in rows[2].sentence
 
 
+def test_without_journals_the_servers_word_is_reported_and_not_confirmed() -> None:
+    details = {"device": 32, "host": 64}
+    known = msgspec.structs.replace(record("c", "C", 1), prompt_tokens=100, cached_tokens=96)
+    (row,) = rows_of([], [msgspec.structs.replace(known, cached_tokens_details=details)])
+    assert (row.grade, row.l1, row.l2, row.unknown) == (Grade.REPORTED, 32, 64, 4)
+    assert row.sentence.startswith("L2 read reported by the server, not confirmed: not in the journals")
+    assert "kvwitness attach" in row.sentence
+    # Without a tier, or of a failed request, it says nothing.
+    for quiet in (known, msgspec.structs.replace(known, cached_tokens_details=details, error="cut off")):
+        assert rows_of([], [quiet])[0].grade is Grade.UNKNOWN
+
+
 def test_first_difference_is_none_for_equal_lists() -> None:
     assert first_difference([], []) is None
 

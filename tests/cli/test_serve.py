@@ -52,6 +52,15 @@ def test_the_child_sees_the_way_in(program: list[str], home: Path) -> None:
     assert [path.name for path in home.iterdir()] == ["data"]
 
 
+def test_on_standby_the_child_is_told_so(program: list[str], home: Path) -> None:
+    show = "import os; print(os.environ['KVWITNESS_STANDBY'], os.environ['KVWITNESS_DIR'])"
+    command = [*program, "serve", "--dir", "data", "--standby", "--", sys.executable, "-c", show]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert run.stdout == f"1 {home / 'data'}\n"
+    # Nothing is to be recorded, so that nothing was is not worth a line.
+    assert run.stderr == f"kvwitness is on standby: kvwitness attach --dir {home / 'data'} --url URL\n"
+
+
 def test_sglang_would_find_the_plugin(program: list[str], home: Path) -> None:
     code = (
         "from importlib.metadata import entry_points; "

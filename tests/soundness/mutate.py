@@ -46,8 +46,10 @@ NUMBERS: dict[str, tuple[int, ...]] = {
     "layers": (-1, 1),
     "pool": (1,),
 }
-IDS = ("req", "node", "best_node", "device_node", "id")
+IDS = ("req", "node", "best_node", "device_node", "id", "parent")
 FLAGS = (
+    "l1",
+    "l2",
     "purpose",
     "how",
     "state",
@@ -238,7 +240,7 @@ def _bent(rng: random.Random, events: Events, event: ev.Event, name: str) -> obj
         return _bent_slots(rng, events, value)
     if name == "path":
         return _bent_path(rng, value)
-    if name == "nodes":
+    if name == "nodes" and isinstance(value, tuple):
         return tuple(n + rng.choice((0, 1)) for n in value) if rng.random() < 0.6 else (*value, *value[:1])
     if name == "digests":
         return _bent_digests(rng, events, value)
@@ -248,7 +250,9 @@ def _bent(rng: random.Random, events: Events, event: ev.Event, name: str) -> obj
 
 
 def _bent_slots(rng: random.Random, events: Events, value: tuple[ev.Run, ...]) -> object:
-    others = [e.slots for e in events if isinstance(e, ev.BackupQueued | ev.LoadQueued | ev.HostAlloc)]
+    others = [
+        e.slots for e in events if isinstance(e, ev.BackupQueued | ev.LoadQueued | ev.HostAlloc | ev.ResidentNode)
+    ]
     match rng.randrange(5):
         case 0:
             return tuple(ev.Run(r.start + 16, r.length) for r in value)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from kvwitness.patches.schema import events as ev
-from soundness.timeline import TREE_FAMILY, Attempt, Copy, Timeline, Use, reach
+from soundness.timeline import TREE_FAMILY, Attempt, Copy, Found, Timeline, Use, reach
 
 LINKS = {
     "L1": ("born", "resident_l1", "left_l1", "used", "epoch"),
@@ -28,6 +28,8 @@ EDGES: dict[type[ev.Event], tuple[str, ...]] = {
     ev.BackupQueued: ("start", "end"),
     ev.LoadQueued: ("start", "end"),
     ev.Queued: ("prompt_tokens",),
+    ev.WaitingAtAttach: ("prompt_tokens",),
+    ev.ResidentNode: ("start", "end"),
 }
 """Fields that are positions."""
 GONE = (ev.Eviction.DEMOTED, ev.Eviction.DROPPED, ev.Eviction.DROPPED_HOST_PRESSURE)
@@ -47,6 +49,7 @@ class L1Event:
     insert: ev.Inserted | None = None
     use: Use | None = None
     load: Copy | None = None
+    found: Found | None = None
 
 
 class Oracle:
@@ -109,7 +112,7 @@ class Oracle:
                 edges.add(event.device + event.host)
             for step in getattr(event, "path", ()):
                 edges.update((step.start, step.end))
-        for a, b in combinations(self.line.uses, 2):
+        for a, b in combinations([*self.line.uses, *(found.use for found in self.line.found)], 2):
             edges.update(at for at in reach(a, b) if at is not None)
         return edges
 
@@ -121,7 +124,10 @@ class Oracle:
                 number = load.page_of(low, self.page)
                 told = self.line.pages.get(number, []) if number is not None else []
                 found.append(
-                    [(e.seq, e.what, e.copy is not None and e.copy.page_of(low, self.page) == number) for e in told]
+                    [
+                        (e.seq, e.what, any(c.page_of(low, self.page) == number for c in (e.copy, e.found) if c))
+                        for e in told
+                    ]
                 )
         return found
 
@@ -322,7 +328,29 @@ class Oracle:
                 continue
             if ours is not False:
                 found.append(L1Event(load.seq, True, load=copy))
+        for there in self.line.found:
+            event = there.event
+            if there.epoch != epoch or not (event.start <= low and high <= event.end):
+                continue
+            if not self._is(use, match, epoch, event.node, low, high) or not self._reaches(there, use, high):
+                continue
+            if self._coexisted(match, epoch, event.node, event.seq, low):
+                continue
+            if event.l1 == ev.AtAttach.RESIDENT:
+                found.append(L1Event(event.seq, True, found=there))
+            elif event.l1 == ev.AtAttach.ABSENT:
+                usable = event.l2 == ev.AtAttach.RESIDENT
+                found.append(L1Event(event.seq, False, how=ev.Eviction.DEMOTED if usable else 0, found=there))
         return sorted(found, key=lambda entry: entry.seq)
+
+    def _reaches(self, found: Found, use: Use, high: int) -> bool:
+        """Do the digests show the prefix of a node that was found to be ``use``'s, but for less than a cell?"""
+        if found.wrong or not found.use.grid:
+            return False
+        equal, different = reach(found.use, use)
+        if different is not None and different <= high:
+            return False
+        return equal >= high - high % found.use.grid
 
     def _coexisted(self, match: ev.Matched, epoch: int, other: int, seq: int, low: int) -> bool:
         """The node on the path that holds ``low`` was there beside ``other`` at event ``seq``: they are two.
@@ -368,6 +396,10 @@ class Oracle:
                 if computed and (not best or computed[-1].seq > best[0].seq):
                     best = [computed[-1], entry.insert]
                     fresh = entry.insert.existing <= low
+            elif entry.found is not None:
+                # Nothing before it has to be known.
+                best = best or [entry.found.event]
+                break
             elif entry.load is not None:
                 if best and (best[0].seq > entry.seq or fresh):
                     break
@@ -408,13 +440,15 @@ class Oracle:
             raise Refused("init_load_back did not return what was queued")
         events = self._copied(attempt.use, mine[0], match, match.seq, epoch, low, high)
         events += self._waited_for(attempt, mine[0])
-        acked = next(e for e in events if isinstance(e, ev.BackupAcked))
+        acked = next(e for e in events if isinstance(e, ev.BackupAcked | ev.ResidentNode))
         before = [entry for entry in history if entry.seq < match.seq]
         if not before or before[-1].there:
             raise Refused("it had not left L1 at the match")
         out = before[-1]
         if out.how != ev.Eviction.DEMOTED or out.seq < acked.seq:
             raise Refused("it did not leave L1 by demotion after its backup was acknowledged")
+        if out.found is not None:
+            events.append(out.found.event)
         return [*events, *decided, *(e for _, e in self.line.evicted if e.seq == out.seq)]
 
     def _waited_for(self, attempt: Attempt, load: Copy) -> list[ev.Event]:
@@ -447,6 +481,12 @@ class Oracle:
             raise Refused("not a page of the load-back")
         until = load.ended.seq
         stretch = [e for e in line.pages.get(number, []) if e.seq < until]
+        if stretch and stretch[-1].found is not None:
+            if any(e.what == "free" for e in stretch) or stretch[0].what == "alloc":
+                raise Refused("found in slots that were given away or not written since the attaching")
+            seen = self._any_found(use, [e.found for e in stretch if e.found], load, match, by, epoch, low, high)
+            return [seen, load.queued, load.started, load.ended]
+        # What was written since, or before it was looked at, is known better than by looking.
         if len(stretch) < 2 or (stretch[-2].what, stretch[-1].what) != ("alloc", "write"):
             raise Refused("the slots did not hold what one backup wrote, from the backup to the end of the read")
         write, alloc = stretch[-1], stretch[-2]
@@ -464,7 +504,37 @@ class Oracle:
         events: list[ev.Event] = [born, *(e for e in line.events if e.seq in (alloc.seq,))]
         return [*events, backup.queued, backup.started, backup.ended, load.queued, load.started, load.ended]
 
-    def _written_for(self, use: Use, backup: Copy, match: ev.Matched, epoch: int, low: int, high: int) -> ev.Prefill:
+    def _any_found(
+        self, use: Use, found: list[Found], load: Copy, match: ev.Matched, by: int, epoch: int, low: int, high: int
+    ) -> ev.Event:
+        """Of several looks at the same slots one is enough."""
+        why = Refused("not found")
+        for each in found:
+            try:
+                return self._found_there(use, each, load, match, by, epoch, low, high)
+            except Refused as refused:
+                why = refused
+        raise why
+
+    def _found_there(
+        self, use: Use, found: Found, load: Copy, match: ev.Matched, by: int, epoch: int, low: int, high: int
+    ) -> ev.Event:
+        """The node that was found to hold the slots of the block, when that is ``use``'s prefix."""
+        event = found.event
+        if found.wrong or found.epoch != epoch:
+            raise Refused(found.wrong or "found in another epoch")
+        if event.l2 != ev.AtAttach.RESIDENT or event.seq > by or event.seq > load.queued.seq:
+            raise Refused("found too late, or without a usable copy")
+        if any(event.seq < seq < load.ended.seq for seq in self.line.emptied + self.line.resets if load.ended):
+            raise Refused("the host pool was emptied in between")
+        number = load.page_of(low, self.page)
+        if found.page_of(low, self.page) != number or not event.start <= low < high <= event.end:
+            raise Refused("the slots were found to hold other positions")
+        if not self._is(use, match, epoch, event.node, low, high) or not self._reaches(found, use, high):
+            raise Refused("nothing says that the node that was found holds this prefix")
+        return event
+
+    def _written_for(self, use: Use, backup: Copy, match: ev.Matched, epoch: int, low: int, high: int) -> ev.Event:
         """The prefill that computed what a backup wrote, when that is ``use``'s prefix."""
         queued = backup.queued
         seen = [s for s in self.line.sightings.get((epoch, queued.node), []) if s.seq <= match.seq]
@@ -475,7 +545,7 @@ class Oracle:
         # Where the digests end, the radix tree's own word counts: the request's path goes through that node.
         if not self._is(use, match, epoch, queued.node, low, high):
             raise Refused("nothing says for whose prefix the slots were written")
-        births: list[ev.Prefill] = []
+        births: list[ev.Event] = []
         for other in self.line.uses:
             computed = self._born(other, queued.seq, epoch, low, high)
             inserted = [
@@ -490,6 +560,17 @@ class Oracle:
             ]
             if computed and inserted:
                 births.append(computed[-1])
+        births += [
+            there.event
+            for there in self.line.found
+            if there.epoch == epoch
+            and there.event.l1 == ev.AtAttach.RESIDENT
+            and there.event.seq < queued.seq
+            and there.event.start <= low
+            and high <= there.event.end
+            and self._is(use, match, epoch, there.event.node, low, high)
+            and self._reaches(there, use, high)
+        ]
         if births:
             return max(births, key=lambda e: e.seq)
         raise Refused("no recorded prefill computed it before it was written")

@@ -29,6 +29,8 @@ from soundness.simulate import simulated
 
 RECORDED = Path(__file__).parents[1] / "adapters" / "data"
 """Runs of older releases."""
+ATTACHED_EVERY = 3
+"""After every third mutant comes one of a journal that begins with a snapshot."""
 
 
 @dataclass
@@ -50,12 +52,20 @@ class Tally:
 
 def bases(simulations: int = 40) -> dict[str, list[Event]]:
     """Every journal to start from, by name."""
-    found = {path.name: list(read_journal(path).events) for path in sorted(FIXTURES.glob("*.kvwj"))}
+    found = {path.name: list(read_journal(path).events) for path in sorted(FIXTURES.glob("abc-*.kvwj"))}
     for path in sorted(RECORDED.glob("*.kvwj.xz")):
         raw = lzma.decompress(path.read_bytes())
         found[path.name] = list(parse_journal(raw, "scheduler-1-1.kvwj").events)
     for seed in range(simulations):
         found[f"simulated-{seed}"] = simulated(seed).events
+    return found
+
+
+def attached_bases(simulations: int = 24) -> dict[str, list[Event]]:
+    """Journals that begin with a snapshot, by name."""
+    found = {path.name: list(read_journal(path).events) for path in sorted(FIXTURES.glob("attach-*.kvwj"))}
+    for seed in range(simulations):
+        found[f"attached-{seed}"] = simulated(seed, attached=True).events
     return found
 
 
@@ -69,8 +79,10 @@ def search(numbers: Sequence[int], seed: int) -> Tally:
     tally = Tally()
     all_bases = sorted(bases().items())
     recorded = [item for item in all_bases if not item[0].startswith("simulated")]
-    for number in numbers:
-        name, base = random.Random(f"{seed}/{number}").choice(recorded if number % 8 == 0 else all_bases)
+    attached = sorted(attached_bases().items())
+    for number in (n for each in numbers for n in ([each, -each] if each % ATTACHED_EVERY == 1 else [each])):
+        chosen = attached if number < 0 else recorded if number % 8 == 0 else all_bases
+        name, base = random.Random(f"{seed}/{number}").choice(chosen)
         events, recipe = one(name, base, seed, number)
         outcome = compare(events)
         tally.mutants += 1

@@ -97,10 +97,11 @@ class Server:
         self._counts[what] = self._counts.get(what, 0) + 1
         return self._counts[what]
 
-    def _facts(self) -> None:
+    def _facts(self, attached: bool = False) -> None:
         hooks = [{"name": n, "target": n, "status": "installed", "links": k, "detail": ""} for n, k in LINKS.items()]
         self.emit(ev.Facts, ev.FactKind.COVERAGE, json.dumps({"hooks": hooks}))
-        self.emit(ev.Reset, 1)
+        if not attached:
+            self.emit(ev.Reset, 1)
         facts = {
             "ranks": {"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_tp_size": 1},
             "family": "unified",
@@ -110,6 +111,31 @@ class Server:
             "pools": [{"pool": 0, "hooked": True}],
         }
         self.emit(ev.Facts, ev.FactKind.INSTANCE, json.dumps(facts))
+
+    def attach(self) -> None:
+        """The journal begins here: what is there is written down as it is found, a parent before its children."""
+        self.events.clear()
+        self.truths.clear()
+        self._numbers.clear()
+        self._facts(attached=True)
+        self.emit(ev.SnapshotBegin, len(self.free))
+        todo, count, tokens = [(child, ()) for child in self.root.children], 0, [0, 0]
+        while todo:
+            node, before = todo.pop(self.rng.randrange(len(todo)))
+            prefix = (*before, *node.tokens)
+            cells = range(node.start // GRID, node.end // GRID)
+            digests = tuple(self.digest(prefix[: (i + 1) * GRID]) for i in cells)
+            if digests:
+                self.emit(ev.ResidentDigests, node.number, GRID, node.start // GRID, digests)
+            parent = node.parent.number if node.parent is not None and node.parent is not self.root else -1
+            l1, l2 = int(node.device), int(node.slots is not None)
+            slots = self.runs(node.slots) if node.slots is not None else ()
+            self.emit(ev.ResidentNode, node.number, parent, node.start, node.end, l1, l2, slots)
+            count += 1
+            tokens[0] += len(node.tokens) * l1
+            tokens[1] += len(node.tokens) * l2
+            todo += [(child, prefix) for child in node.children]
+        self.emit(ev.SnapshotEnd, count, *tokens, 1)
 
     def req(self, rid: str) -> int:
         if rid not in self._numbers:
@@ -410,13 +436,17 @@ class Server:
         self.emit(ev.Inserted, number, keep, existing, path[-1].number if path else 1, self.steps(path))
 
 
-def simulated(seed: int) -> Server:
-    """A server after a dozen requests."""
+def simulated(seed: int, attached: bool = False) -> Server:
+    """A server after a dozen requests; ``attached``: recorded from somewhere in the middle on."""
     server = Server(seed)
     rng = random.Random(f"work {seed}")
     pool = [tuple(rng.randrange(1000) for _ in range(rng.choice((24, 40, 56, 80)))) for _ in range(3)]
     number = 0
-    for _ in range(rng.randint(8, 14)):
+    rounds = rng.randint(8, 14)
+    begin = rng.randint(2, rounds - 4) if attached else -1
+    for turn in range(rounds):
+        if turn == begin:
+            server.attach()
         batch = []
         for _ in range(rng.choices((1, 2), (5, 1))[0]):
             base = rng.choice(pool)

@@ -44,7 +44,7 @@ class Attempt:
     """One stay in the queue, and the request's own events until the next one."""
 
     use: Use
-    queued: ev.Queued
+    queued: ev.Queued | ev.WaitingAtAttach
     events: list[ev.Event] = field(default_factory=list)
     interrupted: bool = False
     """The same id was queued again although this attempt had not ended."""
@@ -81,13 +81,30 @@ class Sighting:
     step: ev.PathNode
 
 
+@dataclass(eq=False)
+class Found:
+    """A node that was there when the recorder was attached. Its prefix is a sequence like a request's."""
+
+    event: ev.ResidentNode
+    use: Use
+    epoch: int
+    wrong: str = ""
+
+    def page_of(self, position: int, page: int) -> int | None:
+        """The host page that held the page of tokens at ``position``."""
+        slots = [slot for run in self.event.slots for slot in range(run.start, run.start + run.length)]
+        offset = position - self.event.start
+        return slots[offset] // page if 0 <= offset < len(slots) else None
+
+
 @dataclass
 class PageEvent:
-    """Something happened to a host page: alloc, free, write."""
+    """Something happened to a host page: alloc, free, write; or it was found in use."""
 
     seq: int
     what: str
     copy: Copy | None = None
+    found: Found | None = None
 
 
 class Timeline:
@@ -104,6 +121,10 @@ class Timeline:
         self.resets: list[int] = []
         self.copies: list[Copy] = []
         self.pages: dict[int, list[PageEvent]] = defaultdict(list)
+        self.found: list[Found] = []
+        self._node_digests: dict[int, ev.ResidentDigests] = {}
+        self._unseen: dict[int, list[tuple[tuple[int, ...], int]]] = {ev.Direction.D2H: [], ev.Direction.H2D: []}
+        """Copies that were queued and not launched at the attaching: nodes, tokens."""
         self.emptied: list[int] = []
         """When all of the host pool was emptied."""
         self.sightings: dict[tuple[int, int], list[Sighting]] = defaultdict(list)
@@ -187,7 +208,7 @@ class Timeline:
 
     # --- requests ------------------------------------------------------------------------------------
 
-    def _on_Queued(self, event: ev.Queued) -> None:
+    def _on_Queued(self, event: ev.Queued | ev.WaitingAtAttach) -> None:
         rid = self._rid(event.req)
         if rid is None:
             return
@@ -201,11 +222,14 @@ class Timeline:
         if event.retracted and before is not None:
             use = before.use
         else:
-            use = Use(rid)
+            # Back after a retraction, and the queueing before was not recorded: the digests then may have been.
+            use = self._unqueued.pop(rid, Use(rid)) if event.retracted else Use(rid)
             self.uses.append(use)
         attempt = Attempt(use, event, interrupted=cut)
         use.attempts.append(attempt)
         self._current[rid] = attempt
+
+    _on_WaitingAtAttach = _on_Queued
 
     def _use(self, event: Any) -> Use | None:
         """Whose tokens an event speaks of, also where the queueing was not recorded."""
@@ -309,7 +333,10 @@ class Timeline:
         self.resets.append(event.seq)
         for waiting in self._waiting.values():
             waiting.clear()
+        for unseen in self._unseen.values():
+            unseen.clear()
         self._running.clear()
+        self._node_digests.clear()
 
     # --- L2 ------------------------------------------------------------------------------------------
 
@@ -370,12 +397,14 @@ class Timeline:
             return
         waiting = self._waiting[event.direction]
         since, self._last_start[event.direction] = self._last_start.get(event.direction, 0), event.seq
+        unseen = self._unseen[event.direction]
+        before = [node for nodes, _ in unseen for node in nodes]
         wrong = ""
         if event.transfer in self._transfers:
             wrong = "the transfer's number is taken"
-        elif sorted(event.nodes) != sorted(c.queued.node for c in waiting):
+        elif sorted(event.nodes) != sorted([*before, *(c.queued.node for c in waiting)]):
             wrong = "the transfer's nodes are not those that wait"
-        elif event.tokens != sum(c.queued.tokens for c in waiting):
+        elif event.tokens != sum(c.queued.tokens for c in waiting) + sum(tokens for _, tokens in unseen):
             wrong = "the transfer's tokens do not add up"
         elif event.bytes != event.tokens * int(self.instance.get("bytes_per_token") or -1):
             wrong = "the transfer's bytes do not add up"
@@ -388,6 +417,7 @@ class Timeline:
         for copy in waiting:
             copy.started = event
         waiting.clear()
+        unseen.clear()
 
     def _on_BackupAcked(self, event: ev.BackupAcked) -> None:
         waiting = self._waiting[ev.Direction.D2H]
@@ -405,3 +435,56 @@ class Timeline:
                 continue
             if (event.tokens, event.bytes, sorted(event.nodes)) == (start.tokens, start.bytes, sorted(start.nodes)):
                 copy.ended = event
+
+    # --- what was there before -----------------------------------------------------------------------
+
+    def _on_SnapshotBegin(self, event: ev.SnapshotBegin) -> None:
+        if self._available is not None and self._available != event.available:
+            self.bad.append((self._last_pool, event.seq, "the host pool counts otherwise"))
+        self._available, self._last_pool = event.available, event.seq
+
+    def _on_InFlight(self, event: ev.InFlight) -> None:
+        if event.launched:
+            if event.transfer in self._transfers:
+                self.bad.append((event.seq, event.seq, "the transfer's number is taken"))
+            self._transfers.add(event.transfer)
+        elif event.direction in self._unseen:
+            self._unseen[event.direction].append((event.nodes, event.tokens))
+
+    def _on_ResidentDigests(self, event: ev.ResidentDigests) -> None:
+        self._node_digests[event.node] = event
+
+    def _on_ResidentNode(self, event: ev.ResidentNode) -> None:
+        found = Found(event, Use(f"found {event.node}"), self._epoch)
+        told = self._node_digests.pop(event.node, None)
+        above = next((f for f in reversed(self.found) if f.epoch == self._epoch and f.event.node == event.parent), None)
+        if event.parent < 0:
+            cells: list[bytes] | None = [] if event.start == 0 else None
+        else:
+            cells = list(above.use.cells) if above is not None and above.event.end == event.start else None
+        if told is None or told.grid <= 0 or cells is None or (above is not None and above.wrong):
+            found.wrong = "its prefix was not recorded"
+        elif above is not None and above.use.grid != told.grid:
+            found.wrong = "its digests are of another grid than its parent's"
+        elif len(cells) != told.first_cell or told.first_cell != event.start // told.grid:
+            found.wrong = "its digests do not continue its parent's"
+        elif len(cells) + len(told.digests) != event.end // told.grid:
+            found.wrong = "its digests do not reach its end"
+        else:
+            found.use.grid, found.use.cells = told.grid, [*cells, *told.digests]
+        self.found.append(found)
+        key = (self._epoch, event.node)
+        self._starts[key] = event.start
+        self.sightings[key].append(
+            Sighting(event.seq, found.use, ev.PathNode(event.node, event.start, event.end, int(event.l1 == 1)))
+        )
+        if event.l2 != ev.AtAttach.RESIDENT:
+            return
+        numbers = self._each_page(event.slots)
+        held = sum(run.length for run in event.slots)
+        if held != event.end - event.start or len(set(numbers)) != len(numbers):
+            found.wrong = found.wrong or "its slots are not its tokens"
+        elif any(run.start % self.page or run.length % self.page for run in event.slots):
+            found.wrong = found.wrong or "slots that are not pages"
+        for number in numbers:
+            self.pages[number].append(PageEvent(event.seq, "found", found=found))

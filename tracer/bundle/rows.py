@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 
+from kvwitness.tracer.bundle.reports import report_of
 from kvwitness.tracer.model import Grade, RequestVerdict
 from kvwitness.tracer.protocol.record import RequestRecord
+
+_TO_CONFIRM: Final = "kvwitness attach, or kvwitness serve, records what would confirm it"
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -41,6 +45,9 @@ def rows_of(verdicts: Sequence[RequestVerdict], records: Iterable[RequestRecord]
 def _sent(record: RequestRecord, verdict: RequestVerdict | None) -> Row:
     if verdict is not None:
         return _judged(verdict, record.series)
+    reported = None if record.error else _reported(record)
+    if reported is not None:
+        return reported
     why = f"no verdict: the request failed ({record.error})" if record.error else "no verdict: not in the journals"
     return Row(
         request=record.rid,
@@ -53,6 +60,30 @@ def _sent(record: RequestRecord, verdict: RequestVerdict | None) -> Row:
         unknown=None,
         grade=Grade.UNKNOWN,
         sentence=" ".join(why.split()),
+    )
+
+
+def _reported(record: RequestRecord) -> Row | None:
+    """The server's own word, where nothing was recorded inside it; None where it names no tier."""
+    report = report_of(record)
+    if report is None:
+        return None
+    l1, l2, l3 = report.device or 0, report.host or 0, report.storage or 0
+    tier = "L3" if l3 else "L2" if l2 else "L1" if l1 else None
+    if tier is None:
+        return None
+    return Row(
+        request=record.rid,
+        series=record.series,
+        prompt=record.prompt_tokens,
+        l1=l1,
+        l2=l2,
+        l3=l3,
+        recomputed=0,
+        # Nobody saw the rest being computed.
+        unknown=max(0, record.prompt_tokens - l1 - l2 - l3),
+        grade=Grade.REPORTED,
+        sentence=f"{tier} read reported by the server, not confirmed: not in the journals ({_TO_CONFIRM})",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ import click
 
 from kvwitness.collectors.environment import find_server_processes, host_facts, locate_kvwitness_dir
 from kvwitness.collectors.server_info import ServerInfoUnavailable
+from kvwitness.collectors.standby import ControlError, ask, sockets_in
+from kvwitness.patches.schema.control import STATUS, State
 from kvwitness.tracer.bundle.abc import inputs_of_run
 from kvwitness.tracer.bundle.places import recorded_journals
 from kvwitness.tracer.bundle.rows import rows_of
@@ -145,7 +147,17 @@ def _find_journals_folder(url: str, named: Path | None) -> tuple[Path | None, st
             "start the server with `kvwitness serve`, or name its folder with --dir"
         )
         return None, f"none: {found.reason}"
+    _refuse_standby(url, found.path)
     return found.path, f"{found.path} (found through the server's processes)"
+
+
+def _refuse_standby(url: str, folder: Path) -> None:
+    """A server on standby records nothing before it is asked: the run would wait for what never comes."""
+    serving = {process.pid for process in find_server_processes(url).processes}
+    with suppress(ControlError):
+        for pid, socket in sockets_in(folder).items():
+            if pid in serving and ask(socket, STATUS).state == State.IDLE:
+                raise UserError("it is on standby and records nothing", url, f"kvwitness attach --url {url} first")
 
 
 def _run(options: AbcOptions, client: ServerClient, folder: Path | None, progress: Progress) -> AbcRun:

@@ -13,6 +13,7 @@ from typing import Final
 import click
 
 from kvwitness.collectors.journal import find_journals
+from kvwitness.collectors.standby import STANDBY_VARIABLE
 from kvwitness.tracer.cli.errors import UserError
 from kvwitness.tracer.cli.output import json_option, note, print_json
 from kvwitness.tracer.stand.paths import stand_path
@@ -31,10 +32,11 @@ _WATCHED: Final = (*_FORWARDED, signal.SIGCHLD)
     type=click.Path(path_type=Path, file_okay=False),
     help="Where the journals go.  [default: kvwitness-data/<time>]",
 )
+@click.option("--standby", is_flag=True, help="Record nothing until `kvwitness attach` asks for it.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @json_option
 @click.pass_context
-def serve(ctx: click.Context, directory: Path | None, command: tuple[str, ...], as_json: bool) -> None:
+def serve(ctx: click.Context, directory: Path | None, standby: bool, command: tuple[str, ...], as_json: bool) -> None:
     """Run COMMAND, which starts an SGLang server, with tracing switched on.
 
     Signals are passed on to COMMAND and its exit code is returned. Nothing is installed; everything that is
@@ -56,10 +58,15 @@ def serve(ctx: click.Context, directory: Path | None, command: tuple[str, ...], 
         ) from error
     if as_json:
         print_json({"directory": str(target)})
+    elif standby:
+        note(f"kvwitness is on standby: kvwitness attach --dir {target} --url URL")
     else:
         note(f"kvwitness records into {target}")
-    code = run_child(command, child_environment(os.environ, target, way_in))
-    if not as_json and not find_journals(target):
+    environment = child_environment(os.environ, target, way_in)
+    if standby:
+        environment[STANDBY_VARIABLE] = "1"
+    code = run_child(command, environment)
+    if not as_json and not standby and not find_journals(target):
         note(f"nothing was recorded into {target}: no SGLang process that loads the hooks was seen")
     ctx.exit(code)
 

@@ -18,6 +18,7 @@ import msgspec
 from kvwitness.collectors.journal import Journal
 from kvwitness.patches.schema import events as ev
 from kvwitness.tracer.ledger import facts as ft
+from kvwitness.tracer.ledger.attached import Unseen
 from kvwitness.tracer.ledger.chains import Chain
 from kvwitness.tracer.ledger.hostpool import Content, HostView
 from kvwitness.tracer.ledger.requests import OpenChunk, OpenRequest
@@ -108,6 +109,8 @@ class Ledger:
         self._prefetches: list[ft.Prefetch] = []
         self._asked: dict[str, ft.Moment] = {}
         self._residencies: list[ft.Residency] = []
+        self._attached = Unseen()
+        self._found: list[ft.Found] = []
         self._epochs: list[ft.EpochFact] = []
         self._facts: dict[str, Any] = {}
         self._hooks: tuple[ft.HookState, ...] = ()
@@ -149,6 +152,11 @@ class Ledger:
             ev.EvictHost: self._evict_host,
             ev.PrefetchAsked: self._prefetch_asked,
             ev.PrefetchDone: self._prefetch_done,
+            ev.SnapshotBegin: self._snapshot_begin,
+            ev.InFlight: self._in_flight,
+            ev.WaitingAtAttach: self._waiting_at_attach,
+            ev.ResidentDigests: self._resident_digests,
+            ev.ResidentNode: self._resident_node,
         }
 
     def read(self) -> ft.InstanceFacts:
@@ -228,6 +236,7 @@ class Ledger:
         self._pending_loads.clear()
         self._lost_while_copying(None)
         self._copying.clear()
+        self._attached.reset()
 
     # --- requests ------------------------------------------------------------------------------------
 
@@ -240,7 +249,7 @@ class Ledger:
     def _chain(self, number: int) -> Chain | None:
         return self._chains.get(self._name(number) or "")
 
-    def _queued(self, event: ev.Queued, moment: ft.Moment) -> None:
+    def _queued(self, event: ev.Queued | ev.WaitingAtAttach, moment: ft.Moment) -> None:
         rid = self._name(event.req)
         if rid is None:
             self._anomalies.append(f"event {event.seq} queues a request without a name")
@@ -317,7 +326,7 @@ class Ledger:
             return
         request = self._open.get(self._name(event.req) or "")
         end = event.path[-1].end if request is None else min(event.path[-1].end, request.prompt_tokens)
-        covered = len(chain.cells) * chain.grid if chain is not None else 0
+        covered = max((len(chain.cells) * chain.grid, *chain.points)) if chain is not None else 0
         if end - covered >= (chain.grid if chain is not None and chain.grid else 1):
             self._gap(event.seq, f"event {event.seq} follows a path for a prompt whose digests do not reach as far")
 
@@ -484,7 +493,7 @@ class Ledger:
 
     def _start(self, event: ev.TransferStarted, moment: ft.Moment) -> str | None:
         """Everything that waits to be copied in this direction is on its way; what does not fit, in words."""
-        tokens = 0
+        unseen, tokens, forgotten = self._attached.launched(event.transfer, event.direction, event.nodes)
         if event.direction == ev.Direction.D2H:
             waiting = [b for pending in self._pending_backups.values() for b in pending if b.started is None]
             twice = len({b.queued.node for b in waiting}) != len(waiting)
@@ -493,7 +502,7 @@ class Ledger:
                     backup.started, backup.transfer = moment, event.transfer
                     tokens += backup.queued.tokens
             left_out = [b.queued.node for b in waiting if b.started is None]
-            queued = len(waiting) - len(left_out)
+            queued = unseen + len(waiting) - len(left_out)
             for number, pending_backups in self._pending_backups.items():
                 self._pending_backups[number] = [b for b in pending_backups if b.started is not None]
             if twice:
@@ -510,8 +519,9 @@ class Ledger:
                     tokens += load.queued.tokens
             self._transfers[event.transfer] = (event, loads)
             left_out = [node for node, pending in self._pending_loads.items() if pending]
-            queued = len(loads)
+            queued = unseen + len(loads)
             self._pending_loads.clear()
+        left_out += forgotten
         if left_out:
             return f"leaves out node {left_out[0]}, which was queued"
         if queued != len(event.nodes):
@@ -519,6 +529,8 @@ class Ledger:
         return None if tokens == event.tokens else f"copies {event.tokens} tokens, {tokens} were queued"
 
     def _backup_acked(self, event: ev.BackupAcked, moment: ft.Moment) -> None:
+        if self._attached.backup_ended(event.transfer, event.node):
+            return
         pending = self._pending_backups.get(event.node)
         if not pending:
             self._gap(event.seq, f"a backup of node {event.node} was acknowledged that was never queued")
@@ -561,16 +573,19 @@ class Ledger:
 
     def _with_tail(self, segment: ft.LoadSegment, path: tuple[ev.PathNode, ...]) -> ft.LoadSegment:
         """Where the digests do not reach the segment's end, the radix match must lead to the node that was written."""
-        if segment.same_prefix is not True or segment.digest_to >= segment.end:
+        found = segment.origin == "snapshot"
+        if segment.same_prefix is not True or (segment.digest_to >= segment.end and not found):
             return segment
         written = self._backup_nodes.get(segment.origin_id)
-        if written is not None and self._tree.came_from(
-            written, max(segment.digest_to, segment.start), segment.end, path
-        ):
+        # Nobody saw the slots of a node that was found being written: the match must lead to all of it.
+        begin = segment.start if found else max(segment.digest_to, segment.start)
+        if written is not None and self._tree.came_from(written, begin, segment.end, path):
             return segment
         return msgspec.structs.replace(segment, same_prefix=None)
 
     def _load_done(self, event: ev.LoadDone, moment: ft.Moment) -> None:
+        if self._attached.load_ended(event.transfer):
+            return
         started = self._transfers.pop(event.transfer, None)
         if started is None:
             self._gap(event.seq, f"transfer {event.transfer} ended that never started")
@@ -679,6 +694,43 @@ class Ledger:
         if not self._host.written(kept, content):
             self._gap(event.seq, f"the slots of prefetch {event.seq} do not cover its tokens")
 
+    # --- attached to a running server ----------------------------------------------------------------
+
+    def _snapshot_begin(self, event: ev.SnapshotBegin, _: ft.Moment) -> None:
+        wrong = self._host.count(event.available, 0)
+        if wrong is not None:
+            self._gaps.append((self._counted, event.seq, wrong))
+        self._counted = event.seq
+
+    def _in_flight(self, event: ev.InFlight, _: ft.Moment) -> None:
+        if event.launched and event.transfer in self._transfer_numbers:
+            self._gap(event.seq, f"transfer {event.transfer} has the number of an earlier one")
+        self._transfer_numbers.add(event.transfer)
+        self._attached.under_way(event)
+
+    def _waiting_at_attach(self, event: ev.WaitingAtAttach, moment: ft.Moment) -> None:
+        self._queued(event, moment)
+
+    def _resident_digests(self, event: ev.ResidentDigests, _: ft.Moment) -> None:
+        self._attached.digests(event)
+
+    def _resident_node(self, event: ev.ResidentNode, moment: ft.Moment) -> None:
+        chain = self._attached.chain_of(event)
+        wrong = self._tree.seen_at_attach(event, chain, moment)
+        slots: tuple[ev.Run, ...] = ()
+        if wrong is None and event.l2 == ev.AtAttach.RESIDENT:
+            content = Content("snapshot", event.seq, self._epoch, chain, event.node, event.start, event.end, moment)
+            if self._host.found(event.slots, content):
+                slots = event.slots
+                self._backup_nodes[event.seq] = event.node
+            else:
+                wrong = f"the slots that node {event.node} is said to have are taken, or are not its tokens"
+        if wrong is not None:
+            self._gap(event.seq, wrong)
+        self._found.append(
+            ft.Found(event.seq, self._epoch, event.node, event.start, event.end, event.l1, event.l2, slots, moment)
+        )
+
     # --- result --------------------------------------------------------------------------------------
 
     def _freeze(self) -> ft.InstanceFacts:
@@ -699,6 +751,7 @@ class Ledger:
             loads=tuple(_freeze_load(load) for load in self._loads),
             prefetches=tuple(self._prefetches),
             residencies=tuple(self._residencies),
+            found=tuple(self._found),
             epochs=tuple(self._epochs),
             gaps=tuple(self._gaps),
             anomalies=tuple(self._anomalies),

@@ -95,7 +95,8 @@ class Residency(msgspec.Struct, frozen=True):
     start: int
     end: int
     since: Moment
-    """What made it usable: the insert, the completed load, or the acknowledged backup / prefetch."""
+    """What made it usable: the insert, the completed load, the acknowledged backup / prefetch; or where it was
+    found when kvwitness was attached."""
     until: Moment | None
     """What ended it (None: still there when the journal ends)."""
     backup: int | None = None
@@ -105,15 +106,34 @@ class Residency(msgspec.Struct, frozen=True):
     """L1: the prefill pass that computed it (None: a load-back brought it)."""
 
 
+class Found(msgspec.Struct, frozen=True):
+    """A node as it was found when kvwitness was attached to the running server.
+
+    ``l1`` and ``l2`` are numbers of :class:`~kvwitness.patches.schema.events.AtAttach`.
+    """
+
+    id: int
+    """Sequence number of the event that says so; unique within the instance."""
+    epoch: int
+    node: int
+    start: int
+    end: int
+    l1: int
+    l2: int
+    slots: tuple[Run, ...]
+    moment: Moment
+
+
 class LoadSegment(msgspec.Struct, frozen=True):
     """Consecutive positions of a load whose slots have one origin."""
 
     start: int
     end: int
     origin: str
-    """``backup``, ``prefetch`` or ``unknown`` (nothing recorded says what these slots hold)."""
+    """``backup``, ``prefetch``, ``snapshot`` (found there when kvwitness was attached) or ``unknown`` (nothing
+    recorded says what these slots hold)."""
     origin_id: int
-    """The :attr:`Backup.id` or the sequence number of the prefetch's end; 0 when unknown."""
+    """The :attr:`Backup.id`, the sequence number of the prefetch's end or the :attr:`Found.id`; 0 when unknown."""
     usable: bool
     """The copy that wrote the slots had been acknowledged when they were read."""
     aligned: bool
@@ -328,6 +348,8 @@ class InstanceFacts(msgspec.Struct, frozen=True):
     closed: bool
     first_seq: int
     last_seq: int
+    found: tuple[Found, ...] = ()
+    """What was there when kvwitness was attached; empty where it was there from the start."""
 
     def wall_time_ns(self, t_ns: int) -> int:
         """Wall-clock time (ns since the epoch) of a monotonic reading of this instance."""

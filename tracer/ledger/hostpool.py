@@ -12,7 +12,7 @@ from kvwitness.tracer.ledger.facts import LoadSegment, Moment, Residency
 
 @dataclass(slots=True)
 class Content:
-    """What was written into consecutive slots by one backup or prefetch."""
+    """What was written into consecutive slots by one backup or prefetch, or found there."""
 
     origin: str
     id: int
@@ -41,6 +41,8 @@ class HostView:
         """Page number -> content and the token position of the page's first slot."""
         self._fresh: set[int] = set()
         """Pages that were allocated and not written since."""
+        self._free: set[int] = set()
+        """Pages that were given back and not taken since."""
         self.available = available
         """The pool's own count of free slots, as last recorded. It goes on over resets of the tree."""
 
@@ -60,6 +62,7 @@ class HostView:
         """Slots were allocated: whatever the ledger held of them is void until something is written."""
         for page in pages(runs, self.page):
             self._held.pop(page, None)
+            self._free.discard(page)
             self._fresh.add(page)
 
     def whole(self, runs: tuple[Run, ...]) -> bool:
@@ -84,6 +87,23 @@ class HostView:
             position += self.page
         return sound
 
+    def found(self, runs: tuple[Run, ...], content: Content) -> bool:
+        """Slots were seen to hold ``content`` already. What events say of a page since the attaching stands.
+
+        False when the slots do not add up, or something else was written to them or is about to be.
+        """
+        if not self.whole(runs) or sum(run.length for run in runs) != content.end - content.start:
+            return False
+        taken = list(pages(runs, self.page))
+        if len(set(taken)) != len(taken) or not (self._fresh | self._free).isdisjoint(taken):
+            return False
+        at = {page: content.start + i * self.page for i, page in enumerate(taken)}
+        if any(self._held[page][1] != position for page, position in at.items() if page in self._held):
+            return False
+        for page, position in at.items():
+            self._held.setdefault(page, (content, position))
+        return True
+
     def freed(self, runs: tuple[Run, ...], moment: Moment) -> None:
         """Slots were given back: what they held has left L2."""
         lost: dict[int, list[int]] = {}
@@ -91,6 +111,7 @@ class HostView:
         slots: dict[int, list[int]] = {}
         for page in pages(runs, self.page):
             self._fresh.discard(page)
+            self._free.add(page)
             held = self._held.pop(page, None)
             if held is not None:
                 content, position = held
@@ -137,6 +158,7 @@ class HostView:
             self._end(content, positions, held, until)
         self._held.clear()
         self._fresh.clear()
+        self._free.clear()
 
     # --- questions -----------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from kvwitness.patches.schema.events import Eviction, PathNode
+from kvwitness.patches.schema.events import AtAttach, Eviction, PathNode, ResidentNode
 from kvwitness.tracer.ledger.chains import Chain, same_prefix, shared_prefix
 from kvwitness.tracer.ledger.facts import MatchedNode, Moment, Residency
 
@@ -148,6 +148,41 @@ class TreeView:
                 node.known = True
                 if chain is not None:
                     node.chain = chain
+
+    def seen_at_attach(self, event: ResidentNode, chain: Chain | None, at: Moment) -> str | None:
+        """A node was found in the tree of a running server; why that cannot be, in words.
+
+        What the events have said of it since they began stands; without them the tree's own word counts, for a
+        node whose prefix is known.
+        """
+        node = self._nodes.get(event.node)
+        if node is None:
+            node = self._place(Node(event.node, event.start, event.end, chain, known=False))
+        elif node.start < event.start and node.end == event.end:
+            self._move_start(node, event.start)
+        elif (node.start, node.end) != (event.start, event.end):
+            node.known, node.doubt = False, True
+            return f"node {node.id} was found with other positions than it had"
+        if event.l1 == AtAttach.RESIDENT and node.evicted is not None and node.load is None:
+            return f"node {node.id} was found in L1, and no event brought it back"
+        if event.l1 == AtAttach.ABSENT and (node.resident is not None or node.load is not None):
+            return f"node {node.id} was found outside L1, and no event took it out"
+        if chain is None:
+            return None
+        if node.chain is None or not node.known:
+            if shared_prefix(chain, node.chain, node.end) == -1:
+                node.doubt = True
+            node.chain = chain
+        elif shared_prefix(chain, node.chain, node.end) == -1:
+            node.doubt = True
+        node.known = True
+        if node.resident is None and node.load is None:
+            if event.l1 == AtAttach.RESIDENT:
+                node.resident = at
+            elif event.l1 == AtAttach.ABSENT and event.l2 == AtAttach.RESIDENT:
+                # Found in L2 alone: however it left L1, its usable copy was in L2.
+                node.evicted, node.evicted_how, node.evicted_call = at, Eviction.DEMOTED, None
+        return None
 
     def loading(self, start: int, end: int, path: tuple[PathNode, ...], load: int, at: Moment) -> None:
         """A load-back of ``[start, end)`` of a matched path was queued.

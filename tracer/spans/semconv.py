@@ -201,7 +201,7 @@ COUNT: Final = _attribute(
     "hicache.tokens.count", "int", "{token}", "Tokens that were copied, held, computed or evicted."
 )
 NODE: Final = _attribute("hicache.node.id", "int", "", "Radix node; a number means nothing outside its epoch.")
-OWNER: Final = _attribute("hicache.owner.rid", "string", "", "The request whose token prefix the range belongs to.")
+OWNER: Final = _attribute("hicache.owner.rid", "string", "", "The request whose prefix it is, or `at attach, node N`.")
 SLOTS: Final = _attribute(
     "hicache.host_slots.ranges", "string[]", "", "Host slots as half-open ranges `first..after`; at most 64 of them."
 )

@@ -6,7 +6,7 @@ from kvwitness.tracer.ledger.facts import MatchedNode, RequestFacts
 from kvwitness.tracer.model import Grade, Link, RangeVerdict, Reason, Tier
 from kvwitness.tracer.verdicts.grading import graded
 from kvwitness.tracer.verdicts.l2 import covers, link_loaded
-from kvwitness.tracer.verdicts.links import Evidence
+from kvwitness.tracer.verdicts.links import AT_ATTACH, FOUND_IN_L1, Evidence
 from kvwitness.tracer.verdicts.stay import first_use, link_stay
 from kvwitness.tracer.verdicts.usage import Usage
 from kvwitness.tracer.verdicts.view import InstanceView
@@ -62,6 +62,8 @@ def _judge_node(
         evidence.miss(Link.BORN, "the request's own load-back brought it, for an earlier match", load.queued, matched)
     elif load is not None:
         link_loaded(evidence, view, load, start, end)
+    elif node.resident is not None and node.resident.kind == AT_ATTACH:
+        evidence.hold(Link.BORN, f"in place of it: {FOUND_IN_L1}", node.resident)
     else:
         by = f"put into L1 by the prefill of request {node.resident_by}"
         evidence.hold(Link.BORN, by, node.computed, node.resident)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from kvwitness.patches.schema.events import Eviction
 from kvwitness.tracer.ledger.facts import (
     Backup,
+    Found,
     InstanceFacts,
     Load,
     LoadSegment,
@@ -18,7 +19,7 @@ from kvwitness.tracer.ledger.facts import (
 )
 from kvwitness.tracer.model import Link, RangeVerdict, Reason, Tier
 from kvwitness.tracer.verdicts.grading import graded
-from kvwitness.tracer.verdicts.links import Evidence
+from kvwitness.tracer.verdicts.links import AT_ATTACH, FOUND_IN_L1, FOUND_IN_L2, Evidence
 from kvwitness.tracer.verdicts.stay import link_stay
 from kvwitness.tracer.verdicts.usage import Usage
 from kvwitness.tracer.verdicts.view import InstanceView
@@ -62,7 +63,11 @@ def _judge_segment(
     tier, reason = Tier.L2, Reason.L2_READ
     backup = view.backups.get(segment.origin_id) if segment.origin == "backup" else None
     prefetch = view.prefetches.get(segment.origin_id) if segment.origin == "prefetch" else None
-    if prefetch is not None and prefetch.rid == request.rid:
+    found = view.found.get(segment.origin_id) if segment.origin == "snapshot" else None
+    if found is not None:
+        _found(evidence, segment, found)
+        _left_l1(evidence, view, request, found.moment, start, end)
+    elif prefetch is not None and prefetch.rid == request.rid:
         tier, reason = Tier.L3, Reason.L3_READ
         _prefetched(evidence, request, prefetch, segment)
     else:
@@ -88,14 +93,26 @@ def _born(evidence: Evidence, view: InstanceView, backup: Backup | None, load: L
     births = [
         residency
         for residency in view.l1_of(backup.owner, backup.epoch)
-        if residency.since.kind == "Inserted" and residency.since.seq < (backup.acked or load.queued).seq
+        if residency.since.kind in ("Inserted", AT_ATTACH) and residency.since.seq < (backup.acked or load.queued).seq
     ]
     if backup.owner is None or not covers(births, backup.start, backup.end):
         detail = "no recorded prefill put these tokens into L1 before they were backed up"
         evidence.miss(Link.BORN, detail, backup.queued)
         return
     first = min((r for r in births if r.start < backup.end and r.end > backup.start), key=lambda r: r.since.seq)
+    if first.since.kind == AT_ATTACH:
+        evidence.hold(Link.BORN, f"in place of it: {FOUND_IN_L1}", first.since)
+        return
     evidence.hold(Link.BORN, f"put into L1 by the prefill of request {backup.owner}", first.computed, first.since)
+
+
+def _found(evidence: Evidence, segment: LoadSegment, found: Found) -> None:
+    """A usable copy was there when kvwitness was attached: that stands in for its birth and its backup."""
+    if _stored(evidence, segment, found.moment, "the node found in L2"):
+        slots = sum(run.length for run in found.slots)
+        evidence.hold(Link.BORN, f"in place of it: {FOUND_IN_L2}", found.moment)
+        detail = f"in place of it: node {found.node} had an acknowledged copy in {slots} host slots, {FOUND_IN_L2}"
+        evidence.hold(Link.BACKED_UP, detail, found.moment)
 
 
 def covers(residencies: Iterable[Residency | MatchedNode | LoadSegment], start: int, end: int) -> bool:
@@ -174,7 +191,10 @@ def _left_l1(
     call = next((view.evictions[n.evicted_call] for n in nodes if n.evicted_call in view.evictions), None)
     who = " for request " + ", ".join(call.rids) if call is not None and call.rids else ""
     how = Eviction.NAMES.get(nodes[-1].evicted_how or 0, "evicted")
-    evidence.hold(Link.LEFT_L1, f"{how} from L1{who}, and not in L1 at the match", last, matched)
+    detail = f"{how} from L1{who}, and not in L1 at the match"
+    if all(n.evicted is not None and n.evicted.kind == AT_ATTACH for n in nodes):
+        detail = "in place of it: not in L1 when kvwitness was attached, and not in L1 at the match"
+    evidence.hold(Link.LEFT_L1, detail, last, matched)
 
 
 def _still_in_l1(node: MatchedNode, usable: Moment | None) -> str | None:
@@ -282,7 +302,10 @@ def link_loaded(evidence: Evidence, view: InstanceView, load: Load, start: int, 
     for segment in segments:
         backup = view.backups.get(segment.origin_id) if segment.origin == "backup" else None
         prefetch = view.prefetches.get(segment.origin_id) if segment.origin == "prefetch" else None
-        if prefetch is not None:
+        found = view.found.get(segment.origin_id) if segment.origin == "snapshot" else None
+        if found is not None:
+            _found(before, segment, found)
+        elif prefetch is not None:
             if _stored(before, segment, prefetch.done, "the prefetch from storage"):
                 before.hold(Link.PREFETCHED, "", prefetch.asked, prefetch.done)
         else:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
+from kvwitness.patches.schema.events import ResidentNode
 from kvwitness.tracer.ledger.facts import HookState, InstanceFacts, Moment
 from kvwitness.tracer.model import EventRef, Link, LinkEvidence
 from kvwitness.tracer.verdicts.view import InstanceView
@@ -23,8 +25,14 @@ HOOK_OF_LINK: dict[Link, tuple[str, ...]] = {
 A residency also says that something did not happen (no eviction, no reset): it rests on those who would have seen it.
 """
 
+AT_ATTACH: Final = ResidentNode.__name__
+"""Kind of the event that stands in for the links that lie before the attaching."""
+FOUND_IN_L1: Final = "resident in L1 when kvwitness was attached"
+FOUND_IN_L2: Final = "resident in L2 when kvwitness was attached"
+
 REMEDY: dict[Link, str] = {
-    Link.BORN: "start the recorder before the first request of the series (kvwitness serve, or KVWITNESS_DIR)",
+    Link.BORN: "start the recorder before the first request of the series (kvwitness serve, or KVWITNESS_DIR), "
+    "or attach while the cache holds the prefix",
     Link.BACKED_UP: "check the write policy and the host pool's size; wait for the backup before evicting",
     Link.LEFT_L1: "evict the prefix from L1 with other prefixes before the repeat, with the recorder running",
     Link.RESIDENT_L1: "repeat the request while its prefix is still in L1",

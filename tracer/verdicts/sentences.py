@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvwitness.tracer.model import Grade, RangeVerdict, Reason, Tier
+from kvwitness.tracer.verdicts.links import AT_ATTACH
 
 _DEPTH = {Tier.L3: 3, Tier.L2: 2, Tier.L1: 1}
 
@@ -52,6 +53,8 @@ def sentence(tier: Tier, grade: Grade, ranges: Sequence[RangeVerdict]) -> str:
         return "unknown" + (f": {detail}" if detail else "")
     kind = {Tier.L1: "L1 read", Tier.L2: "L2 read", Tier.L3: "L3 read"}[tier]
     text = f"{kind} {_BY_GRADE.get(grade, grade.value)}"
+    if grade in (Grade.CONFIRMED, Grade.VERIFIED) and rests_on_attach(ranges, tier):
+        text += " (resident at attach)"
     missing = [link for r in ranges if r.tier is tier for link in r.missing]
     if missing and grade not in (Grade.CONFIRMED, Grade.VERIFIED):
         text += f": missing link {missing[0].link.value} ({missing[0].detail})"
@@ -61,6 +64,11 @@ def sentence(tier: Tier, grade: Grade, ranges: Sequence[RangeVerdict]) -> str:
             f"{sum(r.tokens for r in ranges if r.tier is t)} tokens of {t}" for t in others
         )
     return text
+
+
+def rests_on_attach(ranges: Sequence[RangeVerdict], tier: Tier) -> bool:
+    """Whether what was found when kvwitness was attached stands in for a link of the claim."""
+    return any(event.kind == AT_ATTACH for r in ranges if r.tier is tier for link in r.links for event in link.events)
 
 
 def _first_detail(ranges: Sequence[RangeVerdict], grade: Grade) -> str:

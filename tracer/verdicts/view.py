@@ -10,6 +10,7 @@ from typing import TypeVar
 from kvwitness.tracer.ledger.facts import (
     Backup,
     EvictionCall,
+    Found,
     InstanceFacts,
     Load,
     Moment,
@@ -32,6 +33,7 @@ class InstanceView:
         """Links that cannot hold on this instance, and why (filled by kvwitness.tracer.verdicts.links)."""
         self.loads: dict[int, Load] = {load.id: load for load in instance.loads}
         self.backups: dict[int, Backup] = {backup.id: backup for backup in instance.backups}
+        self.found: dict[int, Found] = {found.id: found for found in instance.found}
         self.prefetches: dict[int, Prefetch] = {prefetch.done.seq: prefetch for prefetch in instance.prefetches}
         self.evictions: dict[int, EvictionCall] = {call.call: call for call in instance.evictions}
         self.requests: dict[str, RequestFacts] = {request.rid: request for request in instance.requests}
