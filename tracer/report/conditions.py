@@ -12,6 +12,10 @@ from kvwitness.tracer.bundle.summary import PROCESSES, RAW
 from kvwitness.tracer.ledger.facts import InstanceFacts
 
 UNKNOWN: Final = "unknown"
+NOT_SET: Final = "not set"
+"""An argument that the server has and was not given."""
+NOT_THERE: Final = "not there"
+"""A condition that a run's record does not mention."""
 
 _NO_CONDITION: Final = (
     # Of the run: what it drew or found, not what it was asked to do.
@@ -59,7 +63,7 @@ def conditions_of(environment: Mapping[str, Any], instances: Sequence[InstanceFa
     raw = environment.get(RAW)
     answered = raw.get("server_info") if isinstance(raw, Mapping) else None
     if isinstance(answered, Mapping):
-        found |= dict(_flat("arguments", answered))
+        found |= dict(_flat("arguments", answered, NOT_SET))
     if instances:
         found |= instance_conditions(instances[0])
     return {name: value for name, value in found.items() if not _passing(name)}
@@ -67,13 +71,13 @@ def conditions_of(environment: Mapping[str, Any], instances: Sequence[InstanceFa
 
 def instance_conditions(instance: InstanceFacts) -> dict[str, str]:
     """What one scheduler recorded of its own settings."""
-    return {name: value for name, value in _flat("instance", instance.facts) if not _passing(name)}
+    return {name: value for name, value in _flat("instance", instance.facts, NOT_SET) if not _passing(name)}
 
 
 def differences(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[Difference, ...]:
-    """Each condition that differs, in the order of the first run; what one of them does not have is unknown."""
+    """Each condition that differs, in the order of the first run; also what only one of them has."""
     names = [*one, *(name for name in other if name not in one)]
-    pairs = ((name, one.get(name, UNKNOWN), other.get(name, UNKNOWN)) for name in names)
+    pairs = ((name, one.get(name, NOT_THERE), other.get(name, NOT_THERE)) for name in names)
     return tuple(Difference(name, left, right) for name, left, right in pairs if left != right)
 
 
@@ -92,18 +96,14 @@ def _flat_sections(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield from _flat(name, value)
 
 
-def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
+def _flat(name: str, value: Any, none: str = UNKNOWN) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
-            yield from _flat(f"{name}.{key}", inner)
+            yield from _flat(f"{name}.{key}", inner, none)
     elif isinstance(value, list | tuple) and any(isinstance(inner, Mapping) for inner in value):
         for index, inner in enumerate(value):
-            yield from _flat(f"{name}.{index}", inner)
+            yield from _flat(f"{name}.{index}", inner, none)
+    elif value is None:
+        yield name, none
     else:
-        yield name, _words(value)
-
-
-def _words(value: Any) -> str:
-    if value is None:
-        return UNKNOWN
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        yield name, value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -92,7 +92,7 @@ def residencies_of(instance: InstanceFacts, series: Mapping[str, str]) -> Reside
     moments = [
         *(r.since for r in instance.residencies),
         *(r.until for r in instance.residencies if r.until is not None),
-        *(r.released for r in requests if r.released is not None),
+        *(r.released for r in instance.requests if r.released is not None),
     ]
     resets = tuple(seconds(e.begin) for e in instance.epochs if e.begin.t_ns > zero)
     return Residencies(instance.instance, tuple(lanes), markers, max(map(seconds, moments)), resets)
