@@ -118,7 +118,7 @@ def outcome_of(evidence: Evidence) -> Outcome:
     changed = settings_changed(evidence)
     if not last or changed:
         cause = Cause.SETTINGS_CHANGED if changed else Cause.NOT_SENT
-        failure = Failure(cause, len(last), evidence.stopped or "")
+        failure = Failure(cause, len(last))
         return Outcome(
             Standing.FAILED, Grade.UNKNOWN, total=len(last), failures=(failure,), changed=changed,
             confirmed_by_tier=by_tier,
