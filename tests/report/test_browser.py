@@ -121,6 +121,18 @@ def test_the_first_tab_leads_to_the_claim(page: Page) -> None:
     assert page.evaluate("document.activeElement.id") == "claim"
 
 
+def test_print_fits_the_paper_and_shows_what_is_folded(page: Page) -> None:
+    page.set_viewport_size({"width": 720, "height": 1000})
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.locator("#residency-table").is_visible()
+    assert not page.locator("#filter").is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.locator("details[open]").count() == 0
+
+
 def test_charts_are_named_for_screen_readers(page: Page) -> None:
     for name in ("Which prefix was in L1 and in L2 when", "Time to the first token by series"):
         assert page.get_by_role("img", name=name).count() == 1

@@ -34,6 +34,8 @@ WORKED_OUT = {
     *(f"claim.weak_{name}" for name in ("reported", "consistent", "unknown")),
     *(f"residency.{name}" for name in ("still", "evicted", "freed", "reset")),
     *(f"witnesses.{name}" for name in ("agrees", "explained", "disagrees", "not_comparable")),
+    "chain.range",
+    "chain.range_recomputed",
     "claim.answers_same",
     "claim.answers_differ",
 }

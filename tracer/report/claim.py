@@ -46,7 +46,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 def claim_of(evidence: Evidence, outcome: Outcome, words: Words) -> Claim:
     """Word the outcome."""
-    answers, differ = _answers(evidence, words)
+    answers, differ = _answers(evidence, words) if evidence.intact else ("", False)
     failed = outcome.standing is Standing.FAILED
     return Claim(
         sentence=_sentence(outcome, words),

@@ -30,7 +30,6 @@ _GRID: Final = "#030303"
 _L1: Final = "#040404"
 _L2: Final = "#050505"
 _MARK: Final = "#060606"
-_PAPER: Final = "#070707"
 _VARIABLES: Final = {
     _INK: "--ink",
     _MUTED: "--muted",
@@ -38,7 +37,6 @@ _VARIABLES: Final = {
     _L1: "--l1",
     _L2: "--l2",
     _MARK: "--bad",
-    _PAPER: "--paper",
 }
 
 _SVG: Final = "http://www.w3.org/2000/svg"
@@ -74,6 +72,18 @@ _STYLE: Final[dict[Any, Any]] = {
     "figure.facecolor": "none",
     "savefig.facecolor": "none",
 }
+
+_DOT: Final[dict[str, Any]] = {
+    "linestyle": "none",
+    "marker": "o",
+    "markersize": 5,
+    "markerfacecolor": _L1,
+    "markeredgewidth": 0,
+    "alpha": 0.6,
+}
+_MEDIAN: Final[dict[str, Any]] = {"linestyle": "none", "marker": "|", "markersize": 16, "color": _INK}
+_INTERVAL: Final[dict[str, Any]] = {"linewidth": 3, "marker": "|", "markersize": 8, "color": _L2}
+"""Short lines at both ends: an interval narrower than a stroke still shows."""
 
 
 def residency_chart(found: Residencies, words: Words) -> str:
@@ -113,26 +123,20 @@ def ttft_chart(summaries: Sequence[Summary], words: Words) -> str:
     """One row per series: a dot per request, the median, and its interval where there is one."""
     with _figure(9.2, 1.25 + 0.5 * len(summaries)) as (figure, axes):
         for row, summary in enumerate(summaries):
+            axes.plot(summary.samples, [row - 0.1] * summary.count, **_DOT)
+            axes.plot([summary.median], [row], **_MEDIAN)
             if summary.interval is not None:
-                axes.plot(
-                    [summary.interval.low, summary.interval.high], [row, row],
-                    color=_L2, linewidth=7, alpha=0.55, solid_capstyle="butt",
-                )  # fmt: skip
-            axes.plot(
-                summary.samples, [row] * summary.count,
-                linestyle="none", marker="o", markersize=5, markerfacecolor=_L1, markeredgecolor=_PAPER, alpha=0.8,
-            )  # fmt: skip
-            axes.plot([summary.median], [row], linestyle="none", marker="|", markersize=20, color=_INK)
+                axes.plot([summary.interval.low, summary.interval.high], [row + 0.22] * 2, **_INTERVAL)
         axes.set_yticks(range(len(summaries)), [_label(f"{one.series} ({one.count})") for one in summaries])
         axes.set_ylim(len(summaries) - 0.4, -0.6)
         axes.set_xlim(left=0)
         axes.set_xlabel(words("timing.axis"))
         marks = [
-            Line2D([], [], color=_L1, marker="o", linestyle="none", label=words("timing.request")),
-            Line2D([], [], color=_INK, marker="|", markersize=12, linestyle="none", label=words("timing.median")),
+            Line2D([], [], **_DOT, label=words("timing.request")),
+            Line2D([], [], **_MEDIAN, label=words("timing.median")),
         ]
         if any(summary.interval for summary in summaries):
-            marks.append(Line2D([], [], color=_L2, linewidth=7, alpha=0.55, label=words("timing.interval")))
+            marks.append(Line2D([0, 1], [0, 0], **_INTERVAL, label=words("timing.interval")))
         _legend(figure, marks)
         told = "; ".join(f"{one.series}: {one.median:.1f} ms" for one in summaries)
         return _page_svg(figure, "ttft", words("timing.title"), words("timing.description", medians=told))

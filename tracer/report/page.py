@@ -142,14 +142,14 @@ def build_page(evidence: Evidence, words: Words) -> Page:
         stopped=evidence.stopped,
         outcome=outcome,
         claim=claim_of(evidence, outcome, words),
-        chain=_chain(verdict, evidence, words) if verdict else None,
+        chain=_chain(verdict, evidence, words) if verdict and evidence.intact else None,
         residencies=residencies,
         stays=tuple(_stay_rows(residencies, words)) if residencies else (),
         timing=timing_of(evidence.records, words, comparable=not outcome.changed),
         requests=rows,
         show_unknown=any(one.row.unknown for one in rows),
         series=tuple(dict.fromkeys(one.row.series for one in rows if one.row.series)),
-        grades=tuple(grade for grade in Grade if any(one.row.grade is grade for one in rows)),
+        grades=tuple(grade for grade in Grade if evidence.intact and any(one.row.grade is grade for one in rows)),
         witnesses=_witnesses(evidence, words),
         settings=tuple(settings_of({k: v for k, v in evidence.environment.items() if k != "unknown"})),
         recorded=tuple(instance_conditions(instance).items()) if instance else (),
@@ -187,7 +187,7 @@ def _chain(verdict: RequestVerdict, evidence: Evidence, words: Words) -> Chain |
 
 def _range(piece: RangeVerdict, verdict: RequestVerdict, words: Words) -> ChainRange:
     title = words(
-        "chain.range",
+        "chain.range_recomputed" if piece.tier is Tier.RECOMPUTED else "chain.range",
         start=piece.start,
         end=piece.end,
         tier=tier_in(words, piece.tier),
