@@ -140,8 +140,17 @@ def test_where_hooks_are_not_possible(tmp_path: Path, answer: dict[str, Any], wo
     assert words in claim
     assert f"Grade: {grade}" in claim
     assert "No journal knows 1 of 1 requests of C" in claim
-    assert "none: the server runs elsewhere" in claim
+    assert "only the server's own answer speaks for them: the server runs elsewhere." in claim
     assert "The journals tell of no stay" in page.text("residency")
+
+
+def test_a_journal_that_was_cut_off_is_the_reason(tmp_path: Path) -> None:
+    whole = read_journal(ABC).events
+    journal = tmp_path / ABC.name
+    journal.write_bytes(to_bytes(whole[: len(whole) // 2]))
+    claim = page_of(bundle_of(tmp_path / "b", journals=[journal])).text("claim")
+    assert "the bundle's journals do not hold them" in claim
+    assert "Grade: reported" in claim
 
 
 def test_hooks_that_are_not_in_place_are_named(bundle: Path) -> None:

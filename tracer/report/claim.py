@@ -113,7 +113,10 @@ def _not_claimed(evidence: Evidence, outcome: Outcome, words: Words) -> Iterator
 
 def _why(evidence: Evidence, outcome: Outcome, words: Words) -> Iterator[Why]:
     if outcome.without_journal:
-        reason = _journals_from(evidence.environment) or words("why.no_journal_reason")
+        if evidence.instances:
+            reason = words("why.not_in_journals")
+        else:
+            reason = _why_no_journals(evidence.environment) or words("why.no_journal_reason")
         yield Why(words("why.no_journal", count=outcome.without_journal, total=outcome.total, reason=reason))
     for gap in outcome.gaps:
         remedy, recorded = remedy_in(words, gap.link, gap.remedy)
@@ -126,10 +129,10 @@ def _why(evidence: Evidence, outcome: Outcome, words: Words) -> Iterator[Why]:
                     yield Why(words("why.unsound", link=link_in(words, link), instance=instance.instance), why)
 
 
-def _journals_from(environment: Mapping[str, object]) -> str:
+def _why_no_journals(environment: Mapping[str, object]) -> str:
     run = environment.get("run")
     told = run.get("journals") if isinstance(run, Mapping) else None
-    return told if isinstance(told, str) else ""
+    return told.removeprefix("none: ") if isinstance(told, str) else ""
 
 
 def _answers(evidence: Evidence, words: Words) -> tuple[str, bool]:

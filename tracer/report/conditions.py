@@ -36,6 +36,7 @@ _NO_CONDITION: Final = (
     "arguments.nccl_port",
     "arguments.random_seed",
     "arguments.dist_init_addr",
+    "arguments.launch_command",
     "arguments.status",
     "arguments.internal_states*",
     "arguments.startup*",
