@@ -89,9 +89,11 @@ _INTERVAL: Final[dict[str, Any]] = {"linewidth": 3, "marker": "|", "markersize":
 def residency_chart(found: Residencies, words: Words) -> str:
     """Prefixes from top to bottom, each with a row for L1 and one for L2; time from left to right."""
     lanes = found.drawn
+    # A little beyond the record's end, so that a stay that began with its last events shows.
+    edge = found.end * 1.02 or 1
     with _figure(9.2, 1.15 + 0.62 * len(lanes)) as (figure, axes):
         for index, lane in enumerate(lanes):
-            _draw_lane(axes, lane, index, found.end)
+            _draw_lane(axes, lane, index, edge)
         for at in found.resets:
             axes.axvline(at, color=_MARK, linewidth=1, linestyle="--")
         for marker in found.markers:
@@ -107,7 +109,7 @@ def residency_chart(found: Residencies, words: Words) -> str:
             )
         axes.set_yticks(range(len(lanes)), [_label(f"{lane.series} {lane.owner}".strip()) for lane in lanes])
         axes.set_ylim(len(lanes) - 0.5, -0.5)
-        axes.set_xlim(0, found.end * 1.01 or 1)
+        axes.set_xlim(0, edge)
         axes.set_xlabel(words("residency.axis"))
         marks = [
             Patch(facecolor=_L1, label=words("residency.in_l1")),
@@ -142,12 +144,12 @@ def ttft_chart(summaries: Sequence[Summary], words: Words) -> str:
         return _page_svg(figure, "ttft", words("timing.title"), words("timing.description", medians=told))
 
 
-def _draw_lane(axes: Axes, lane: Lane, index: int, end: float) -> None:
+def _draw_lane(axes: Axes, lane: Lane, index: int, edge: float) -> None:
     for stay in lane.stays:
         # Within its row, a stay stands at the height of its tokens: the prefix's start is on top.
         top = index - 0.38 if stay.tier == "L1" else index + 0.03
         room = 0.35 / lane.tokens
-        until = end if stay.until is None else stay.until
+        until = edge if stay.until is None else stay.until
         height = max(room * (stay.end - stay.start), 0.03)
         axes.broken_barh(
             [(stay.since, until - stay.since)],
