@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 LINKS := $(addprefix .links/kvwitness/,patches tracer collectors)
 PYTEST_ARGS ?=
 
-.PHONY: venv stand demo demo-jaeger matrix jaeger bench lint format typecheck test test-quick test-slow soundness test-releases wheels support clean
+.PHONY: venv stand demo demo-jaeger matrix jaeger browser bench lint format typecheck test test-browser test-quick test-slow soundness test-releases wheels support clean
 
 venv: $(VENV)/.installed
 
@@ -58,13 +58,23 @@ jaeger: venv
 	$(BIN)/python -c "from pathlib import Path; from kvwitness.tracer.spans.jaeger import find_or_build_jaeger as f; \
 	  print(f(lambda line: print(line, flush=True), Path('tests/jaeger')))"
 
+# A Chromium for the tests of the report's page: KVWITNESS_CHROMIUM, else one on PATH, else Debian's package.
+browser:
+	@test -n "$$KVWITNESS_CHROMIUM" || command -v chromium >/dev/null || \
+	  { echo "Installing chromium (half a minute)"; apt-get install --yes --quiet chromium >/dev/null; } || \
+	  { echo "No Chromium: name one in KVWITNESS_CHROMIUM" >&2; exit 1; }
+
 bench: venv stand
 	$(BIN)/python tests/bench/bench.py $(BENCH_ARGS)
 
 # Everything but the slow suites, of which a fixed sample is in it.
 test: venv stand
 	-@$(MAKE) --no-print-directory jaeger
-	$(BIN)/python -m pytest -m 'not slow and not releases' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not slow and not releases and not browser' $(PYTEST_ARGS)
+
+# The report's page in a headless Chromium.
+test-browser: venv browser
+	$(BIN)/python -m pytest -m browser $(PYTEST_ARGS)
 
 test-slow: venv stand
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
@@ -75,7 +85,7 @@ test-releases: venv stand
 
 # Without a server: seconds.
 test-quick: venv
-	$(BIN)/python -m pytest -m 'not stand and not jaeger' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not stand and not jaeger and not browser' $(PYTEST_ARGS)
 
 # Looks for false confirmations: mutated journals, the product against an independent checker of the chain.
 soundness: venv

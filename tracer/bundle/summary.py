@@ -130,7 +130,7 @@ def _words(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def _cell(value: object) -> str:
+def markdown_cell(value: object) -> str:
     """Text from outside, made harmless within a line of Markdown."""
     text = " ".join(str(value).split())
     for char in "\\`*[]<>|":
@@ -149,5 +149,5 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters.update(cell=_cell, count=_count)
+    environment.filters.update(cell=markdown_cell, count=_count)
     return environment.from_string(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-_EXTRA = ("click", "httpx", "jinja2", "msgspec", "psutil", "rich")
+_EXTRA = ("click", "httpx", "jinja2", "matplotlib", "msgspec", "numpy", "psutil", "rich", "scipy")
 
 
 def main() -> None:

@@ -1,0 +1,110 @@
+"""Under which conditions a run was made, as dotted names and values, and where two runs differ. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+import msgspec
+
+from kvwitness.tracer.bundle.summary import PROCESSES, RAW
+from kvwitness.tracer.ledger.facts import InstanceFacts
+
+UNKNOWN: Final = "unknown"
+NOT_SET: Final = "not set"
+"""An argument that the server has and was not given."""
+NOT_THERE: Final = "not there"
+"""A condition that a run's record does not mention."""
+
+_NO_CONDITION: Final = (
+    # Of the run: what it drew or found, not what it was asked to do.
+    "run.id",
+    "run.seed",
+    "run.options.seed",
+    "run.stopped",
+    "run.journals",
+    "run.eviction*",
+    "run.flush*",
+    "run.findings*",
+    # Of the moment.
+    "host.memory_available_bytes",
+    "host.gpus.*.memory_used_mib",
+    "server.url",
+    "arguments.host",
+    "arguments.port",
+    "arguments.nccl_port",
+    "arguments.random_seed",
+    "arguments.dist_init_addr",
+    "arguments.launch_command",
+    "arguments.status",
+    "arguments.internal_states*",
+    "arguments.startup*",
+    "arguments.*memory_usage*",
+    "arguments.*throughput*",
+    # Of the process.
+    "instance.ranks*",
+    "instance.process.role",
+    "instance.process.pid",
+    "instance.process.arguments.random_seed",
+)
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """A condition that is not the same in two runs."""
+
+    name: str
+    one: str
+    other: str
+
+
+def conditions_of(environment: Mapping[str, Any], instances: Sequence[InstanceFacts]) -> dict[str, str]:
+    """What a run is compared by: the settings of run, host and server, and what the schedulers recorded."""
+    found = dict(_flat_sections({k: v for k, v in environment.items() if k not in (RAW, PROCESSES, UNKNOWN)}))
+    raw = environment.get(RAW)
+    answered = raw.get("server_info") if isinstance(raw, Mapping) else None
+    if isinstance(answered, Mapping):
+        found |= dict(_flat("arguments", answered, NOT_SET))
+    if instances:
+        found |= instance_conditions(instances[0])
+    return {name: value for name, value in found.items() if not _passing(name)}
+
+
+def instance_conditions(instance: InstanceFacts) -> dict[str, str]:
+    """What one scheduler recorded of its own settings."""
+    return {name: value for name, value in _flat("instance", instance.facts, NOT_SET) if not _passing(name)}
+
+
+def differences(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[Difference, ...]:
+    """Each condition that differs, in the order of the first run; also what only one of them has."""
+    names = [*one, *(name for name in other if name not in one)]
+    pairs = ((name, one.get(name, NOT_THERE), other.get(name, NOT_THERE)) for name in names)
+    return tuple(Difference(name, left, right) for name, left, right in pairs if left != right)
+
+
+def unknown_conditions(environment: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the bundle itself lists as not readable."""
+    listed = environment.get(UNKNOWN)
+    return tuple(str(one) for one in listed) if isinstance(listed, list | tuple) else ()
+
+
+def _passing(name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in _NO_CONDITION)
+
+
+def _flat_sections(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in environment.items():
+        yield from _flat(name, value)
+
+
+def _flat(name: str, value: Any, none: str = UNKNOWN) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flat(f"{name}.{key}", inner, none)
+    elif isinstance(value, list | tuple) and any(isinstance(inner, Mapping) for inner in value):
+        for index, inner in enumerate(value):
+            yield from _flat(f"{name}.{index}", inner, none)
+    elif value is None:
+        yield name, none
+    else:
+        yield name, value if isinstance(value, str) else msgspec.json.encode(value).decode()
