@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -78,6 +79,20 @@ class Installed:
     """``installed``, ``pending`` (module not imported), ``missing`` or ``unknown_signature``."""
     detail: str = ""
     original: Any = field(default=None, repr=False)
+
+    def find(self, module: types.ModuleType) -> tuple[Any, Any] | None:
+        """The class (or module) that defines the function, and the function; None, and why, where there is none."""
+        hook = self.hook
+        try:
+            owner: Any = getattr(module, hook.owner) if hook.owner else module
+            original = vars(owner)[hook.attribute]
+        except (AttributeError, KeyError):
+            self.status, self.detail = "missing", f"{hook.target} does not exist"
+            return None
+        if hook.beside and hook.beside not in vars(owner):
+            self.status, self.detail = "missing", f"{hook.owner} of this release has no {hook.beside}"
+            return None
+        return owner, original
 
     def as_facts(self) -> dict[str, Any]:
         """For the journal's coverage facts."""

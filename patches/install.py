@@ -68,15 +68,10 @@ class Installer:
 
     def _apply(self, state: Installed, module: types.ModuleType) -> None:
         hook = state.hook
-        try:
-            owner: Any = getattr(module, hook.owner) if hook.owner else module
-            original = vars(owner)[hook.attribute]
-        except (AttributeError, KeyError):
-            state.status, state.detail = "missing", f"{hook.target} does not exist"
+        found = state.find(module)
+        if found is None:
             return
-        if hook.beside and hook.beside not in vars(owner):
-            state.status, state.detail = "missing", f"{hook.owner} of this release has no {hook.beside}"
-            return
+        owner, original = found
         if getattr(original, MARK, None) == hook.name:
             state.status = "installed"
             return

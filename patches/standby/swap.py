@@ -56,15 +56,10 @@ class Swaps:
         if module is None:
             state.detail = f"{hook.module} is not loaded"
             return
-        try:
-            owner: Any = getattr(module, hook.owner) if hook.owner else module
-            original = vars(owner)[hook.attribute]
-        except (AttributeError, KeyError):
-            state.status, state.detail = "missing", f"{hook.target} does not exist"
+        found = state.find(module)
+        if found is None:
             return
-        if hook.beside and hook.beside not in vars(owner):
-            state.status, state.detail = "missing", f"{hook.owner} of this release has no {hook.beside}"
-            return
+        owner, original = found
         wrong = mismatch(original, hook.parameters)
         if wrong is not None:
             state.status, state.detail = "unknown_signature", wrong
