@@ -12,6 +12,7 @@ from kvwitness.tracer.ledger.facts import InstanceFacts
 from kvwitness.tracer.model import RequestVerdict, ServerReport
 from kvwitness.tracer.verdicts.combine import combine
 from kvwitness.tracer.verdicts.counters import CounterWindow, weigh_counters
+from kvwitness.tracer.verdicts.elsewhere import explain_elsewhere
 from kvwitness.tracer.verdicts.request import judge_request
 from kvwitness.tracer.verdicts.scope import scoped
 from kvwitness.tracer.verdicts.view import InstanceView
@@ -51,7 +52,7 @@ def judge(
         for view in map(InstanceView, instances)
         for request in view.instance.requests
     ]
-    combined = combine(verdicts, instances)
+    combined = explain_elsewhere(combine(verdicts, instances), instances)
     if counters is not None:
         combined = weigh_counters(combined, instances, counters)
     return Judgement(instances, scoped(combined, instances))

@@ -752,12 +752,14 @@ class Ledger:
             prefetches=tuple(self._prefetches),
             residencies=tuple(self._residencies),
             found=tuple(self._found),
+            chains=self._chains,
             epochs=tuple(self._epochs),
             gaps=tuple(self._gaps),
             anomalies=tuple(self._anomalies),
             closed=journal.closed,
             first_seq=journal.events[0].seq if journal.events else 0,
             last_seq=journal.events[-1].seq if journal.events else 0,
+            last_ns=journal.events[-1].t_ns if journal.events else journal.monotonic_ns,
         )
 
 

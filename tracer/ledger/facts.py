@@ -6,11 +6,13 @@ half-open. ``seq`` numbers are those of the journal, so every fact can be looked
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from kvwitness.patches.schema.events import PathNode, Run
+from kvwitness.tracer.ledger.chains import Chain
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -350,6 +352,10 @@ class InstanceFacts(msgspec.Struct, frozen=True):
     last_seq: int
     found: tuple[Found, ...] = ()
     """What was there when kvwitness was attached; empty where it was there from the start."""
+    chains: Mapping[str, Chain] = msgspec.field(default_factory=dict)
+    """The prefix digests of every request, by its id."""
+    last_ns: int = 0
+    """Time of the last event."""
 
     def wall_time_ns(self, t_ns: int) -> int:
         """Wall-clock time (ns since the epoch) of a monotonic reading of this instance."""

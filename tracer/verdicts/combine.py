@@ -79,7 +79,9 @@ def _capped(verdict: RequestVerdict, wrong: tuple[Reason, str]) -> RequestVerdic
     link = LinkEvidence(Link.RECORD_COMPLETE, False, detail, (), REMEDY[Link.RECORD_COMPLETE])
     ranges = tuple(_capped_range(r, reason, link) for r in verdict.ranges)
     tier = verdict.tier
-    grade = overall_grade(ranges, tier)
+    # What was computed on the ranks that were seen is no claim of reuse, and says nothing about the strength of one.
+    reused = [r for r in ranges if r.tier is not Tier.UNKNOWN]
+    grade = overall_grade(reused or ranges, tier)
     return msgspec.structs.replace(
         verdict, ranges=ranges, grade=grade, reason=reason, sentence=sentence(tier, grade, ranges)
     )

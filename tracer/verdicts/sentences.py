@@ -23,6 +23,7 @@ _WHY_RECOMPUTED = {
     Reason.NEVER_BACKED_UP: "never backed up to L2",
     Reason.LEFT_L2_BEFORE_READ: "left L2 before the read",
     Reason.PREFIX_CHANGED: "prefix changed",
+    Reason.RESIDENT_ELSEWHERE: "resident elsewhere",
 }
 
 

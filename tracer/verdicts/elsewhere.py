@@ -1,0 +1,163 @@
+"""Prefixes that another instance held while a request recomputed them.
+
+Every data-parallel rank has an L1 and an L2 of its own that no other rank can read. A request that is routed to
+another rank than its prefix computes it anew, and on its own rank nothing explains why: the explanation is in the
+other rank's journal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from kvwitness.tracer.ledger.chains import Chain, shared_prefix
+from kvwitness.tracer.ledger.facts import InstanceFacts, RequestFacts, Residency
+from kvwitness.tracer.model import RangeVerdict, Reason, RequestVerdict, Tier
+from kvwitness.tracer.verdicts.l2 import covers
+from kvwitness.tracer.verdicts.sentences import sentence
+
+
+class _Held(NamedTuple):
+    """What an instance held of a prefix: from which position on to which, in which tier."""
+
+    end: int
+    tier: str
+    owner: str
+
+
+class _Index:
+    """The residencies of one instance by the first digest of their prefix."""
+
+    def __init__(self, instance: InstanceFacts) -> None:
+        self.instance = instance
+        used = Counter(request.rid for request in instance.requests if request.attempt == 1)
+        self.rids = frozenset(used)
+        # Whose prefix a residency is says its owner's name: of a name used twice nobody can tell.
+        chains = {rid: chain for rid, chain in instance.chains.items() if used[rid] == 1 and chain.cells}
+        self._owners: dict[bytes, list[Chain]] = defaultdict(list)
+        for chain in chains.values():
+            self._owners[chain.cells[0]].append(chain)
+        self._residencies: dict[str, list[Residency]] = defaultdict(list)
+        for residency in instance.residencies:
+            if residency.owner in chains:
+                self._residencies[residency.owner].append(residency)
+
+    def held(self, chain: Chain, start: int, end: int, wall_ns: int, *, same_server: bool) -> _Held | None:
+        """How much of ``[start, end)`` this instance held at a wall-clock time; None: nothing from ``start`` on.
+
+        ``same_server``: it ran while the request did, also where it has nothing to tell of that time.
+        """
+        if wall_ns > self.instance.wall_time_ns(self.instance.last_ns) and (self.instance.closed or not same_server):
+            return None
+        live: list[Residency] = []
+        for owner in self._owners.get(chain.cells[0], ()) if chain.cells else ():
+            for residency in self._residencies[owner.rid]:
+                # Up to where the digests show equality: behind the last whole cell there may be none.
+                shared = shared_prefix(chain, owner, residency.end)
+                if shared is not None and shared > max(start, residency.start) and self._at(residency, wall_ns):
+                    live.append(msgspec.structs.replace(residency, end=shared))
+        for tier, found in (("L1", [r for r in live if r.tier == "L1"]), ("L1 and L2", live)):
+            reach = max((r.end for r in found if covers(found, start, r.end)), default=start)
+            if reach > start:
+                tiers = {r.tier for r in found if r.end > start}
+                owner_name = next(r.owner for r in found if r.end == reach)
+                return _Held(min(reach, end), tier if len(tiers) > 1 else tiers.pop(), owner_name or "")
+        return None
+
+    def _at(self, residency: Residency, wall_ns: int) -> bool:
+        wall = self.instance.wall_time_ns
+        if wall(residency.since.t_ns) > wall_ns:
+            return False
+        if residency.until is not None and wall(residency.until.t_ns) < wall_ns:
+            return False
+        # What was not recorded since may have ended it.
+        return not any(last >= residency.since.seq for _, last, _ in self.instance.gaps)
+
+
+def explain_elsewhere(
+    verdicts: Sequence[RequestVerdict], instances: Sequence[InstanceFacts]
+) -> tuple[RequestVerdict, ...]:
+    """The verdicts; recomputed tokens that another instance held say so (:attr:`Reason.RESIDENT_ELSEWHERE`).
+
+    Times of different instances are compared by their wall clocks. Nothing is claimed by this: it is why a request
+    reused nothing, not that it reused something.
+    """
+    if len(instances) < 2:
+        return tuple(verdicts)
+    indexes = [_Index(instance) for instance in instances]
+    requests = {(i.instance, r.rid, r.attempt): r for i in instances for r in i.requests}
+    by_name = {instance.instance: instance for instance in instances}
+    return tuple(
+        _explained(verdict, requests[key], by_name[verdict.instance], indexes)
+        if (key := (verdict.instance, verdict.rid, verdict.attempt)) in requests
+        else verdict
+        for verdict in verdicts
+    )
+
+
+def _explained(
+    verdict: RequestVerdict, request: RequestFacts, own: InstanceFacts, indexes: Sequence[_Index]
+) -> RequestVerdict:
+    chain = own.chains.get(verdict.rid)
+    last = verdict.ranges[-1] if verdict.ranges else None
+    if chain is None or last is None or last.tier is not Tier.RECOMPUTED or last.reason is not Reason.RECOMPUTED:
+        return verdict
+    if last.detail or request.match is None or request.shared_id:
+        return verdict
+    best: tuple[_Held, InstanceFacts] | None = None
+    for index in indexes:
+        other = index.instance
+        # The ranks that served the request have nothing to explain; another model's KV is another prefix.
+        if verdict.rid in index.rids or other.instance == own.instance or _model(other) != _model(own):
+            continue
+        when = own.wall_time_ns(request.match.moment.t_ns)
+        held = index.held(chain, last.start, last.end, when, same_server=_ranks_of_one_server(own, other))
+        if held is not None and (best is None or held.end > best[0].end):
+            best = held, other
+    if best is None:
+        return verdict
+    held, other = best
+    detail = f"in {held.tier} of {rank_name(other)}, this request ran on {rank_name(own)}"
+    ranges = (
+        *verdict.ranges[:-1],
+        msgspec.structs.replace(last, end=held.end, reason=Reason.RESIDENT_ELSEWHERE, detail=detail),
+        *_rest(last, held.end),
+    )
+    reason = Reason.RESIDENT_ELSEWHERE if verdict.tier is Tier.RECOMPUTED else verdict.reason
+    note = f"tokens {last.start} to {held.end} were in {held.tier} of {rank_name(other)} since request {held.owner}"
+    return msgspec.structs.replace(
+        verdict,
+        ranges=ranges,
+        reason=reason,
+        sentence=sentence(verdict.tier, verdict.grade, ranges) if reason is not verdict.reason else verdict.sentence,
+        notes=(*verdict.notes, note),
+    )
+
+
+def _rest(last: RangeVerdict, start: int) -> tuple[RangeVerdict, ...]:
+    return (msgspec.structs.replace(last, start=start),) if start < last.end else ()
+
+
+def _ranks_of_one_server(a: InstanceFacts, b: InstanceFacts) -> bool:
+    sizes, numbers = zip(*((r.get("dp_size"), r.get("dp_rank")) for r in _ranks(a, b)), strict=True)
+    return (sizes[0] or 1) > 1 and sizes[0] == sizes[1] and numbers[0] != numbers[1]
+
+
+def _ranks(*instances: InstanceFacts) -> list[Mapping[str, Any]]:
+    return [instance.facts.get("ranks") or {} for instance in instances]
+
+
+def _model(instance: InstanceFacts) -> tuple[object, ...]:
+    arguments = (instance.facts.get("process") or {}).get("arguments") or {}
+    return tuple(arguments.get(name) for name in ("model_path", "kv_cache_dtype", "dtype", "quantization"))
+
+
+def rank_name(instance: InstanceFacts) -> str:
+    """How people call an instance: by its data-parallel rank where the server has several, else by its process."""
+    (ranks,) = _ranks(instance)
+    if (ranks.get("dp_size") or 1) > 1 and ranks.get("dp_rank") is not None:
+        return f"dp rank {ranks['dp_rank']}"
+    return f"process {instance.pid}"
