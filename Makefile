@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 LINKS := $(addprefix .links/kvwitness/,patches tracer collectors)
 PYTEST_ARGS ?=
 
-.PHONY: venv stand demo demo-jaeger matrix jaeger browser bench lint format typecheck test test-browser test-quick test-slow soundness test-releases wheels support clean
+.PHONY: venv stand demo demo-jaeger matrix jaeger browser bench lint format typecheck test test-browser test-quick test-slow soundness soak test-releases wheels support clean
 
 venv: $(VENV)/.installed
 
@@ -90,6 +90,10 @@ test-quick: venv
 # Looks for false confirmations: mutated journals, the product against an independent checker of the chain.
 soundness: venv
 	$(BIN)/python tests/soundness/run.py --mutants 100000 $(SOUNDNESS_ARGS)
+
+# Random load on a real server for an hour: do ledger and pools agree at its end? SOAK_ARGS='--minutes 5'
+soak: venv stand
+	$(BIN)/python tests/soundness/soak.py $(SOAK_ARGS)
 
 # Wheels of the SGLang releases that docs/support.md is made from (about 300 MB), kept outside the checkout.
 wheels: venv
