@@ -9,6 +9,9 @@
     Size of one process's journal, allocated when it opens (default 256).
 ``KVWITNESS_PROFILE``
     ``1``: time every hook's observers and record the figures when the journal closes (``make bench``).
+``KVWITNESS_DIGEST``
+    Digest KV pages when they are backed up and again when they were loaded (kvwitness.patches.page_digests):
+    ``sample`` (one page in 16), ``all``, or ``1/N`` (one page in N). Unset or ``0``: no digests.
 ``KVWITNESS_FAULT``
     For tests of kvwitness itself, comma-separated: ``raise`` (every hook raises), ``drop:EVENT`` (events of
     this name are not recorded, as if the hook were dead), ``start-at-rid:TEXT`` (record nothing
@@ -21,6 +24,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+DIGEST_VARIABLE: Final = "KVWITNESS_DIGEST"
+SAMPLED_EVERY: Final = 16
+"""One page in so many, where no other share is asked for."""
 
 
 class ConfigError(ValueError):
@@ -45,6 +53,8 @@ class Config:
     faults: Faults
     profile: bool = False
     standby: bool = False
+    digest_every: int = 0
+    """Of every so many pages of a backup one is digested; 0: none."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Config:
@@ -58,7 +68,19 @@ class Config:
             faults=_parse_faults(environ.get("KVWITNESS_FAULT", "")),
             profile=environ.get("KVWITNESS_PROFILE") == "1",
             standby=environ.get("KVWITNESS_STANDBY", "") not in ("", "0"),
+            digest_every=parse_digest(environ.get(DIGEST_VARIABLE, "")),
         )
+
+
+def parse_digest(text: str) -> int:
+    """One page in how many is digested; 0: none. Raises :class:`ConfigError`."""
+    known = {"": 0, "0": 0, "sample": SAMPLED_EVERY, "all": 1}
+    if text in known:
+        return known[text]
+    share = text.removeprefix("1/")
+    if share == text or not share.isdecimal() or int(share) < 1:
+        raise ConfigError(f"{DIGEST_VARIABLE}={text!r}: known are sample, all, 1/N and 0")
+    return int(share)
 
 
 def _parse_faults(text: str) -> Faults:

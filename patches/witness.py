@@ -19,6 +19,7 @@ from typing import Any
 
 from kvwitness.patches.config import Config
 from kvwitness.patches.digests import Chain, grid_for, load_key
+from kvwitness.patches.page_digests import Digester
 from kvwitness.patches.profile import HookTimes
 from kvwitness.patches.recorder import JournalError, Recorder
 from kvwitness.patches.schema.events import Cause, Event, FactKind, PathNode, PrefixDigests, PrefixPoint, Tail
@@ -95,6 +96,8 @@ class Witness:
         self.on_open: list[Callable[[], None]] = []
         self.digest_key = b""
         self.times = HookTimes() if config.profile else None
+        self.digester: Digester | None = None
+        """Digests KV pages, where that was asked for and the journal is open."""
         # --- what is being watched
         self.tree: Any = None
         self.family = ""
@@ -182,6 +185,9 @@ class Witness:
     def close(self) -> None:
         """The process ends in order."""
         if self.recorder is not None:
+            if self.digester is not None:
+                self.digester.stop()
+                self.digester.join()
             if self.times is not None:
                 self.facts(FactKind.PROFILE, self.times.as_facts())
             self.recording = False
@@ -193,10 +199,14 @@ class Witness:
             self.facts(FactKind.PROFILE, self.times.as_facts())
         self.recording = False
         self.emit = _ignore
+        if self.digester is not None:
+            self.digester.stop()
 
     def close_stopped(self) -> None:
         """The file work after :meth:`stop`: nothing of this object is left behind in the process."""
         atexit.unregister(self.close)
+        if self.digester is not None:
+            self.digester.join()
         if self.recorder is not None:
             self.recorder.close()
             self.recorder = None
@@ -216,6 +226,8 @@ class Witness:
             self._emit_all = emit
             emit = emit_without
         self.emit = emit
+        if self.config.digest_every:
+            self.digester = Digester(self, self.config.digest_every)
         self.recording = True
         for action in self.on_open:
             action()

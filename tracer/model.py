@@ -77,6 +77,8 @@ class Link(StrEnum):
     READ = "read"
     USED = "used"
     PREFETCHED = "prefetched"
+    CONTENT = "content"
+    """The bytes that came back into L1 are the bytes that went out of it (only where digests were taken)."""
     WITNESSES_AGREE = "witnesses_agree"
     RECORD_COMPLETE = "record_complete"
     """No event between the first and the last that the claim rests on is missing, on any rank."""
@@ -112,6 +114,10 @@ class RangeVerdict(msgspec.Struct, frozen=True):
     reason: Reason
     detail: str
     links: tuple[LinkEvidence, ...] = ()
+    pages: int = 0
+    """Verified: pages of the range ..."""
+    pages_compared: int = 0
+    """... and those whose bytes were compared."""
 
     @property
     def tokens(self) -> int:

@@ -74,6 +74,8 @@ def _enter_start_writing(w: Witness, args: Args, kwargs: Kwargs) -> Any:
     if not controller.write_queue:
         return NOTHING
     copies.forget(w, Direction.D2H)
+    if w.digester is not None and controller is w.controller:
+        w.digester.queued(Direction.D2H, controller.write_queue)
     return (controller.ack_write_queue[-1] if controller.ack_write_queue else None), _tokens(controller.write_queue)
 
 
@@ -83,6 +85,8 @@ def _after_start_writing(w: Witness, token: Any, result: Any, args: Args, kwargs
     if not queue or queue[-1] is last or args[0] is not w.controller:
         return
     ack = queue[-1]
+    if w.digester is not None:
+        w.digester.launched(ack)
     tokens, size = _figures(w, ack, Direction.D2H, waiting)
     if w.submissions is not None:
         w.submissions.append((ack, tokens, size))
@@ -125,6 +129,8 @@ def _enter_start_loading(w: Witness, args: Args, kwargs: Kwargs) -> Any:
     if not controller.load_queue:
         return NOTHING
     copies.forget(w, Direction.H2D)
+    if w.digester is not None and controller is w.controller:
+        w.digester.queued(Direction.H2D, controller.load_queue)
     return (controller.ack_load_queue[-1] if controller.ack_load_queue else None), _tokens(controller.load_queue)
 
 
@@ -133,6 +139,8 @@ def _after_start_loading(w: Witness, token: Any, result: Any, args: Args, kwargs
     queue = args[0].ack_load_queue
     if queue and queue[-1] is not last and args[0] is w.controller:
         ack = queue[-1]
+        if w.digester is not None:
+            w.digester.launched(ack)
         tokens, size = _figures(w, ack, Direction.H2D, waiting)
         if not tokens:
             # It brings back recurrent states only: no transfer of what the claims are about.
@@ -159,6 +167,8 @@ def _started(w: Witness, ack: Any, direction: int, tokens: int, size: int) -> in
     transfer = w.next_transfer()
     timed = int(getattr(ack, "timing_enabled", False))
     w.emit(TransferStarted, transfer, direction, tokens, size, timed, tail=Tail.ints(ack.node_ids))
+    if w.digester is not None:
+        w.digester.named(ack, transfer)
     return transfer
 
 
@@ -253,7 +263,7 @@ def _launching(module: str, family: str) -> tuple[Hook, ...]:
 
     HiRadixCache's links do not rest on them by declaration: a launch that was not seen is missed by itself.
     """
-    backed_up, read = ("", "") if family == HIRADIX else ("backed_up", "read")
+    backed_up, read = ("content", "content") if family == HIRADIX else ("backed_up content", "read content")
     writing = {"enter": _enter_start_writing, "seen": _after_start_writing}
     loading = {"enter": _enter_start_loading, "seen": _after_start_loading}
     return (

@@ -64,6 +64,8 @@ def _after_backup(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) -
     if w.pools.get(id(args[0])) == ANCHOR:
         tokens = len(argument(args, kwargs, 2, "host_indices"))
         _add(w, Direction.D2H, tokens * int(args[0].layer_num))
+        if w.digester is not None:
+            w.digester.copied(argument(args, kwargs, 1, "device_pool"))
 
 
 def _after_load_layer_by_device(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
@@ -83,19 +85,19 @@ def _after_backup_by_device(w: Witness, _: Any, result: Any, args: Args, kwargs:
 def _hooks(module: str, owner: str, first: str, names: tuple[str, str], seen: tuple[Any, Any]) -> tuple[Hook, ...]:
     common = ("self", first, "host_indices", "device_indices")
     return tuple(
-        # No link rests on them: without them there are no bytes, and the claim of a read misses those.
+        # No link of a read rests on them: without them there are no bytes, and the claim misses those.
         Hook(
             name=f"copies.{what}",
             module=module,
             owner=owner,
             attribute=name,
             parameters=(*common, *rest),
-            links=(),
+            links=links,
             seen=observer,
         )
-        for what, name, rest, observer in (
-            ("load_layer", names[0], ("layer_id", "io_backend"), seen[0]),
-            ("backup", names[1], ("io_backend",), seen[1]),
+        for what, name, rest, links, observer in (
+            ("load_layer", names[0], ("layer_id", "io_backend"), (), seen[0]),
+            ("backup", names[1], ("io_backend",), ("content",), seen[1]),
         )
     )
 

@@ -98,12 +98,12 @@ def _copies(module: str, owner: str) -> tuple[Hook, ...]:
             owner=owner,
             attribute=attribute,
             parameters=(*common_names, *rest),
-            links=(),
+            links=links,
             seen=seen,
         )
-        for what, attribute, rest, seen in (
-            ("load_layer", "load_page_per_layer", ("layer_id",), _after_page_load),
-            ("backup", "write_page_all_layers", (), _after_page_backup),
+        for what, attribute, rest, links, seen in (
+            ("load_layer", "load_page_per_layer", ("layer_id",), (), _after_page_load),
+            ("backup", "write_page_all_layers", (), ("content",), _after_page_backup),
         )
     )
 

@@ -755,6 +755,35 @@ class SnapshotEnd(Event):
     complete: int
 
 
+# --- content of pages --------------------------------------------------------------------------------
+
+
+@_event(100, "Qq", Tail.read_digests)
+@dataclass(frozen=True, slots=True)
+class BackupDigested(Event):
+    """Keyed digests, one per layer, of one page in L1 as ``transfer`` copied it to the host page of ``slot``.
+
+    ``slot`` is the page's first host slot. Taken in the stream of the copy, before its acknowledgement.
+    """
+
+    transfer: int
+    slot: int
+    digests: tuple[bytes, ...]
+
+
+@_event(101, "Qq", Tail.read_digests)
+@dataclass(frozen=True, slots=True)
+class LoadDigested(Event):
+    """The same for one page in L1 after ``transfer`` had copied it from the host page of ``slot``.
+
+    Taken after the copy and before this event; what happened to the page in L1 in between is in other events.
+    """
+
+    transfer: int
+    slot: int
+    digests: tuple[bytes, ...]
+
+
 def decode(code: int, seq: int, t_ns: int, raw_fields: Sequence[int], tail: bytes) -> Event | None:
     """The event for one record's parts; None for a code that this version does not know."""
     cls = REGISTRY.get(code)

@@ -7,6 +7,8 @@ KVWITNESS_STAND_FAULT is a comma-separated list of:
     copy-corrupt:h2d          write every byte with its top bit flipped
     copy-delay:MS[:h2d|:d2h]  sleep MS milliseconds before each transfer call
                               (host to device: one call a layer; device to host: one call a backup)
+    host-flip[:LAYER]         flip one bit of what the host pool holds, in layer LAYER (0) of the first page
+                              that a load-back reads, before it is read
     load-back-too-short       the radix cache refuses every load-back as too short
     load-back-no-memory       the cache controller finds no device slots for a load-back
     load-late:MS              the loading thread wakes up MS milliseconds late (SGLang 0.4 to 0.5.1)
@@ -43,6 +45,7 @@ _DIRECTIONS: tuple[Direction, ...] = ("h2d", "d2h")
 COPY_KINDS = ("copy-skip", "copy-zero", "copy-corrupt", "copy-delay")
 LOAD_BACK_KINDS = ("load-back-too-short", "load-back-no-memory")
 LATE_KIND = "load-late"
+FLIP_KIND = "host-flip"
 # Longer than any prompt, so that SGLang's own "too short to load" path refuses every load-back.
 _NEVER_LONG_ENOUGH = sys.maxsize
 
@@ -53,11 +56,13 @@ class UnknownFaultError(ValueError):
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault. `direction` is None for both, `delay_ms` is 0 but for copy-delay and load-late."""
+    """One fault. `direction` is None for both, `delay_ms` is 0 but for copy-delay and load-late, `layer` is
+    for host-flip."""
 
     kind: str
     direction: Direction | None = None
     delay_ms: float = 0.0
+    layer: int = 0
 
     def acts_on(self, direction: Direction | None) -> bool:
         """Whether a copy in `direction` (None: not known) is faulty. One of unknown direction is hit only
@@ -87,8 +92,12 @@ def _parse_one(item: str) -> Fault:
         if rest:
             raise UnknownFaultError(f"{FAULT_VARIABLE}: {kind} takes nothing after it, got {item!r}")
         return Fault(kind)
+    if kind == FLIP_KIND:
+        if len(rest) > 1 or not all(part.isdecimal() for part in rest):
+            raise UnknownFaultError(f"{FAULT_VARIABLE}: {kind} takes the number of a layer, got {item!r}")
+        return Fault(kind, layer=int(rest[0]) if rest else 0)
     if kind not in (*COPY_KINDS, LATE_KIND):
-        known = ", ".join((*COPY_KINDS, *LOAD_BACK_KINDS, LATE_KIND))
+        known = ", ".join((*COPY_KINDS, *LOAD_BACK_KINDS, LATE_KIND, FLIP_KIND))
         raise UnknownFaultError(f"{FAULT_VARIABLE}: unknown fault {item!r} (known: {known})")
     delay_ms = 0.0
     if kind in ("copy-delay", LATE_KIND):
@@ -143,6 +152,11 @@ def install_faults() -> None:
     if "load-back-too-short" in kinds:
         after_import("sglang.srt.mem_cache.unified_radix_cache", _refuse_short_load_backs)
         after_import("sglang.srt.mem_cache.hiradix_cache", _refuse_short_load_backs)
+    for flip in (fault for fault in faults if fault.kind == FLIP_KIND):
+        from kvwitness.patches.stand import shims
+
+        for name in shims.HOST_POOL_MODULES:
+            after_import(name, functools.partial(_flip_before_load, flip.layer))
     late_ms = sum(fault.delay_ms for fault in faults if fault.kind == LATE_KIND)
     if late_ms:
         after_import("sglang.srt.managers.cache_controller", functools.partial(_wake_up_late, late_ms))
@@ -279,6 +293,45 @@ def _refuse_device_slots(module: ModuleType) -> None:
         cls = getattr(module, class_name, None)
         if cls is not None and cls.__module__ == module.__name__:
             _wrap(cls, "load", make)
+
+
+def _flip_before_load(layer: int, module: ModuleType) -> None:
+    """Change what lies in the host pool, before the first layer of each load-back is copied."""
+    from kvwitness.patches.stand import shims
+
+    def make(load: Callable[..., Any]) -> Callable[..., Any]:
+        def flipped(self: Any, device_pool: Any, host_indices: Any, *args: Any, **kwargs: Any) -> Any:
+            first_layer = kwargs["layer_id"] if "layer_id" in kwargs else args[1]
+            if first_layer == 0 and len(host_indices):
+                value = _held(self, int(host_indices.min()), layer)
+                value.view(-1).view(_bytes_type())[0] ^= 1
+            return load(self, device_pool, host_indices, *args, **kwargs)
+
+        return flipped
+
+    for cls in shims.own_classes(module):
+        method = vars(cls).get("load_to_device_per_layer")
+        if inspect.isfunction(method) and not getattr(method, "__isabstractmethod__", False):
+            _wrap(cls, "load_to_device_per_layer", make)
+
+
+def _bytes_type() -> Any:
+    import torch
+
+    return torch.uint8
+
+
+def _held(pool: Any, slot: int, layer: int) -> Any:
+    """What a host pool holds of one token in one layer (values, where keys and values are apart)."""
+    held = pool.kv_buffer if hasattr(pool, "kv_lora_rank") else pool.kv_buffer[1]
+    page, rest = divmod(slot, pool.page_size)
+    places: dict[str, tuple[int, ...]] = {
+        "layer_first": (layer, slot),
+        "page_first": (slot, layer),
+        "page_first_direct": (page, layer, rest),
+        "page_head": (page, 0, rest, layer),
+    }
+    return held[places[pool.layout]]
 
 
 def _wake_up_late(late_ms: float, module: ModuleType) -> None:

@@ -35,6 +35,7 @@ HOOKS = [
     hook("_evict", "self params", "left_l1"),
     hook("_finish_write_through_ack", "self ack_id", "backed_up"),
     hook("loading_check", "self", "read"),
+    hook("start_writing", "self", "content"),
     hook("on_release", "self req", "used"),
     hook("prefetch_from_storage", "self request", "prefetched"),
 ]

@@ -26,6 +26,7 @@ WORKED_OUT = {
     "grade.unverified",
     *(f"sentence.{grade.value}" for grade in Grade),
     "sentence.none",
+    "sentence.corrupted",
     *(f"tier.{tier.value}" for tier in Tier),
     *(f"link.{link.value}" for link in Link),
     *(f"remedy.{link.value}" for link in Link),

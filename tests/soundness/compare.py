@@ -13,7 +13,7 @@ from journal_tools import journal_of
 from kvwitness.collectors.journal import Gap, Journal
 from kvwitness.patches.schema.events import Closed, Event
 from kvwitness.tracer.judgement import judge
-from kvwitness.tracer.model import Grade, RangeVerdict, RequestVerdict, Tier
+from kvwitness.tracer.model import Grade, RangeVerdict, Reason, RequestVerdict, Tier
 from soundness.oracle import Oracle
 from soundness.timeline import Attempt
 
@@ -85,6 +85,14 @@ def compare(events: Sequence[Event]) -> Outcome:
                 if attempt is None
                 else oracle.refusal(attempt, r.tier.value, r.start, r.end)
             )
+            corrupted = r.reason is Reason.CORRUPTION_SUSPECTED and r.grade is Grade.REFUTED
+            if why is None and attempt is not None and r.grade is Grade.VERIFIED:
+                why = oracle.unequal(attempt, r.start, r.end, r.pages_compared)
+            elif attempt is not None and corrupted:
+                why = why or oracle.intact(attempt, r.start, r.end)
+                if why is not None:
+                    false.append(_difference(verdict, r, f"called corrupted: {why}"))
+                continue
             if r.grade in CLAIMED and why is not None:
                 false.append(_difference(verdict, r, why))
             elif r.grade in CLAIMED:

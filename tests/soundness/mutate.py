@@ -46,7 +46,7 @@ NUMBERS: dict[str, tuple[int, ...]] = {
     "layers": (-1, 1),
     "pool": (1,),
 }
-IDS = ("req", "node", "best_node", "device_node", "id", "parent")
+IDS = ("req", "node", "best_node", "device_node", "id", "parent", "slot")
 FLAGS = (
     "l1",
     "l2",
@@ -308,7 +308,7 @@ def _bent_digests(rng: random.Random, events: Events, value: tuple[bytes, ...]) 
         case 1:
             return value[: rng.randrange(len(value))]
         case 2:
-            others = [e.digests for e in events if isinstance(e, ev.PrefixDigests | ev.PrefixPoint)]
+            others = [e.digests for e in events if hasattr(e, "digests")]
             return rng.choice(others)
     at = rng.randrange(len(value))
     return (*value[:at], rng.randbytes(8), *value[at + 1 :])

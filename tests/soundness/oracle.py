@@ -18,6 +18,7 @@ from soundness.timeline import TREE_FAMILY, Attempt, Copy, Found, Timeline, Use,
 LINKS = {
     "L1": ("born", "resident_l1", "left_l1", "used", "epoch"),
     "L2": ("born", "backed_up", "left_l1", "resident_l2", "read", "used", "epoch"),
+    "content": ("content",),
 }
 EDGES: dict[type[ev.Event], tuple[str, ...]] = {
     ev.Matched: ("device", "host"),
@@ -574,6 +575,74 @@ class Oracle:
         if births:
             return max(births, key=lambda e: e.seq)
         raise Refused("no recorded prefill computed it before it was written")
+
+    # --- content -------------------------------------------------------------------------------------
+
+    def unequal(self, attempt: Attempt, start: int, end: int, compared: int) -> str | None:
+        """Why the events do not establish that ``compared`` pages of ``[start, end)``, read from L2, came back with the
+        bytes that went out, and no other page with others; None when they do."""
+        try:
+            found = self._pages_compared(attempt, start, end)
+            if any(differ for differ in found.values()):
+                raise Refused("a page came back with other bytes")
+            if not 0 < compared <= len(found):
+                raise Refused(f"{len(found)} pages were digested at both ends")
+        except Refused as why:
+            return str(why)
+        return None
+
+    def intact(self, attempt: Attempt, start: int, end: int) -> str | None:
+        """Why the events do not establish that a page of the range came back with other bytes; None when they do."""
+        try:
+            if any(self._pages_compared(attempt, start, end).values()):
+                return None
+        except Refused as why:
+            return str(why)
+        return "no page differs"
+
+    def _pages_compared(self, attempt: Attempt, start: int, end: int) -> dict[int, bool]:
+        """Pages (by their first token) that were digested at both ends, and whether the digests differ."""
+        self._instance("content")
+        match, admission = self._admitted(attempt)
+        epoch = self.line.epoch_of[match.seq]
+        found: dict[int, bool] = {}
+        for low in range(start, end, self.page):
+            high = min(low + self.page, end)
+            load = next(c for c in self._loads(attempt, match, admission) if c.page_of(low, self.page) is not None)
+            number = load.page_of(low, self.page)
+            assert number is not None and load.started is not None
+            writes = [e for e in self.line.pages.get(number, []) if e.what == "write" and e.seq < load.queued.seq]
+            backup = writes[-1].copy if writes else None
+            if backup is None or backup.started is None:
+                continue
+            slot = number * self.page
+            out = self._digests(ev.BackupDigested, backup.started.transfer, slot)
+            back = self._digests(ev.LoadDigested, load.started.transfer, slot)
+            if not out or not back:
+                continue
+            if len(out) > 1 or len(back) > 1:
+                raise Refused("a page was digested twice")
+            if {len(out[0].digests), len(back[0].digests)} != {self.line.instance.get("layers")}:
+                raise Refused("a digest is not of every layer")
+            if not backup.started.seq < out[0].seq < back[0].seq or back[0].seq < load.started.seq:
+                raise Refused("digested at another time")
+            if any(load.started.seq < seq < back[0].seq for seq in self.line.resets):
+                raise Refused("the cache was reset before the page was digested")
+            for entry in self._history(attempt.use, match, epoch, low, high):
+                if not entry.there and load.started.seq < entry.seq < back[0].seq:
+                    raise Refused("the page had left L1 before it was digested")
+            self._whole([load.queued, out[0], back[0]])
+            found[low] = out[0].digests != back[0].digests
+        return found
+
+    def _digests(self, kind: type[ev.Event], transfer: int, slot: int) -> list[ev.BackupDigested | ev.LoadDigested]:
+        return [
+            e
+            for e in self.line.events
+            if isinstance(e, ev.BackupDigested | ev.LoadDigested)
+            and type(e) is kind
+            and (e.transfer, e.slot) == (transfer, slot)
+        ]
 
     # --- the record ----------------------------------------------------------------------------------
 

@@ -29,8 +29,10 @@ from soundness.simulate import simulated
 
 RECORDED = Path(__file__).parents[1] / "adapters" / "data"
 """Runs of older releases."""
-ATTACHED_EVERY = 3
-"""After every third mutant comes one of a journal that begins with a snapshot."""
+DIGESTED = Path(__file__).parent / "data"
+"""Runs with digests of pages."""
+EXTRA_EVERY = 3
+"""After every third mutant comes one of a journal that begins with a snapshot, after the next one with digests."""
 
 
 @dataclass
@@ -69,6 +71,16 @@ def attached_bases(simulations: int = 24) -> dict[str, list[Event]]:
     return found
 
 
+def digested_bases(simulations: int = 24) -> dict[str, list[Event]]:
+    """Journals with digests of pages, by name."""
+    found = {}
+    for path in sorted(DIGESTED.glob("*.kvwj.xz")):
+        found[path.name] = list(parse_journal(lzma.decompress(path.read_bytes()), "scheduler-1-1.kvwj").events)
+    for seed in range(simulations):
+        found[f"digested-{seed}"] = simulated(seed, digested=0.3 if seed % 3 else 1.0).events
+    return found
+
+
 def one(name: str, base: Sequence[Event], seed: int, number: int) -> tuple[list[Event], tuple[str, ...]]:
     """Mutant ``number`` of a journal: the same on every run."""
     return mutant(random.Random(f"{seed}/{number}/{name}"), base)
@@ -79,9 +91,9 @@ def search(numbers: Sequence[int], seed: int) -> Tally:
     tally = Tally()
     all_bases = sorted(bases().items())
     recorded = [item for item in all_bases if not item[0].startswith("simulated")]
-    attached = sorted(attached_bases().items())
-    for number in (n for each in numbers for n in ([each, -each] if each % ATTACHED_EVERY == 1 else [each])):
-        chosen = attached if number < 0 else recorded if number % 8 == 0 else all_bases
+    extra = {1: sorted(attached_bases().items()), 2: sorted(digested_bases().items())}
+    for number in (n for each in numbers for n in ([each, -each] if each % EXTRA_EVERY in extra else [each])):
+        chosen = extra[-number % EXTRA_EVERY] if number < 0 else recorded if number % 8 == 0 else all_bases
         name, base = random.Random(f"{seed}/{number}").choice(chosen)
         events, recipe = one(name, base, seed, number)
         outcome = compare(events)

@@ -27,6 +27,8 @@ LINKS = {
     "controller.load": ["read"],
     "host_pool.free": ["resident_l2"],
 }
+CONTENT = {"controller.start_writing": ["content"]}
+LAYERS = 2
 
 
 @dataclass(eq=False)
@@ -62,11 +64,23 @@ class Server:
     """One scheduler."""
 
     def __init__(
-        self, seed: int, page: int | None = None, l1: int | None = None, l2: int | None = None, quiet: bool = False
+        self,
+        seed: int,
+        page: int | None = None,
+        l1: int | None = None,
+        l2: int | None = None,
+        quiet: bool = False,
+        digested: float = 0.0,
     ) -> None:
-        """``quiet``: nothing happens by chance."""
+        """``quiet``: nothing happens by chance. ``digested``: the share of pages whose content is digested."""
         self.rng = random.Random(seed)
         self.quiet = quiet
+        self.digested = digested
+        self.content = random.Random(f"content {seed}")
+        self.host: dict[int, tuple[int, ...]] = {}
+        """First slot of a host page -> the prefix that ends with what the page was written for."""
+        self.late: list[tuple[int, int, tuple[bytes, ...]]] = []
+        """Digests after a load that were not taken yet."""
         self.page = page or self.rng.choice((16, 16, 1, 4))
         self.l1 = l1 or self.rng.choice((96, 128, 192))
         self.host_total = l2 or self.rng.choice((96, 160, 400))
@@ -76,7 +90,10 @@ class Server:
         self.free = list(range(self.host_total))
         self.waiting: list[tuple[int, int]] = []
         """Backups queued: node, tokens."""
+        self.writing: list[int] = []
+        """First slots of the host pages that they write."""
         self.loading: list[tuple[int, int]] = []
+        self.reading: list[int] = []
         self.locked: set[Node] = set()
         self._numbers: dict[str, int] = {}
         self._counts: dict[str, int] = {}
@@ -98,7 +115,8 @@ class Server:
         return self._counts[what]
 
     def _facts(self, attached: bool = False) -> None:
-        hooks = [{"name": n, "target": n, "status": "installed", "links": k, "detail": ""} for n, k in LINKS.items()]
+        links = LINKS | CONTENT if self.digested else LINKS
+        hooks = [{"name": n, "target": n, "status": "installed", "links": k, "detail": ""} for n, k in links.items()]
         self.emit(ev.Facts, ev.FactKind.COVERAGE, json.dumps({"hooks": hooks}))
         if not attached:
             self.emit(ev.Reset, 1)
@@ -110,6 +128,8 @@ class Server:
             "host_memory_mode": "cache",
             "pools": [{"pool": 0, "hooked": True}],
         }
+        if self.digested:
+            facts |= {"layers": LAYERS, "digest_every": 1}
         self.emit(ev.Facts, ev.FactKind.INSTANCE, json.dumps(facts))
 
     def attach(self) -> None:
@@ -272,6 +292,7 @@ class Server:
         self.emit(ev.HostAlloc, 0, req, len(self.free), self.runs(pages))
         self.emit(ev.BackupQueued, req, node.number, node.start, node.end, size, 0, self.runs(pages))
         self.waiting.append((node.number, size))
+        self._written(node)
 
     def _pages(self, size: int) -> list[int]:
         whole = [slot for slot in sorted(self.free) if slot % self.page == 0]
@@ -287,6 +308,34 @@ class Server:
         for number in nodes:
             self.emit(ev.BackupAcked, transfer, number, -1)
         self.waiting.clear()
+        for slot in self.writing:
+            if self.content.random() < self.digested:
+                self.emit(ev.BackupDigested, transfer, slot, self._of_page(self.host[slot]))
+        self.writing.clear()
+
+    def _written(self, node: Node) -> None:
+        prefix: tuple[int, ...] = ()
+        above: Node | None = node
+        while above is not None:
+            prefix, above = above.tokens + prefix, above.parent
+        for at, slot in enumerate((node.slots or [])[:: self.page]):
+            self.host[slot] = prefix[: node.start + (at + 1) * self.page]
+            self.writing.append(slot)
+
+    def _of_page(self, prefix: tuple[int, ...], wrong: int = -1) -> tuple[bytes, ...]:
+        return tuple(self.digest((layer, int(layer == wrong), *prefix)) for layer in range(LAYERS))
+
+    def _digest_loads(self, transfer: int) -> None:
+        for slot in self.reading:
+            if self.content.random() < self.digested and slot in self.host:
+                # Now and then memory fails, and now and then the digest comes late.
+                wrong = self.content.randrange(LAYERS) if self.content.random() < 0.03 else -1
+                taken = (transfer, slot, self._of_page(self.host[slot], wrong))
+                if self.content.random() > 0.9:
+                    self.late.append(taken)
+                else:
+                    self.emit(ev.LoadDigested, *taken)
+        self.reading.clear()
 
     def flush(self) -> None:
         self.copy_out()
@@ -362,6 +411,7 @@ class Server:
                 anchor = lower[-1].number
                 self.emit(ev.LoadQueued, self.req(rid), anchor, device, device + loaded, loaded, self.runs(slots))
                 self.loading.append((anchor, loaded))
+                self.reading += slots[:: self.page]
                 for node in lower:
                     node.device = True
                 self.emit(ev.LoadBackDecided, self.req(rid), anchor, loaded, loaded, loaded, 0)
@@ -410,6 +460,10 @@ class Server:
             nodes = tuple(number for number, _ in self.loading)
             self.emit(ev.LoadDone, transfer, size, size * BYTES, -1, nodes)
             self.loading.clear()
+            for taken in self.late:
+                self.emit(ev.LoadDigested, *taken)
+            self.late.clear()
+            self._digest_loads(transfer)
 
     def insert(self, rid: str, tokens: tuple[int, ...]) -> None:
         """Put a computed prefix into the tree; what had left L1 on its path is there again."""
@@ -436,9 +490,9 @@ class Server:
         self.emit(ev.Inserted, number, keep, existing, path[-1].number if path else 1, self.steps(path))
 
 
-def simulated(seed: int, attached: bool = False) -> Server:
+def simulated(seed: int, attached: bool = False, digested: float = 0.0) -> Server:
     """A server after a dozen requests; ``attached``: recorded from somewhere in the middle on."""
-    server = Server(seed)
+    server = Server(seed, l1=96, l2=400, digested=digested) if digested else Server(seed)
     rng = random.Random(f"work {seed}")
     pool = [tuple(rng.randrange(1000) for _ in range(rng.choice((24, 40, 56, 80)))) for _ in range(3)]
     number = 0

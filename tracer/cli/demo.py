@@ -10,6 +10,7 @@ import click
 from kvwitness.tracer.bundle.rows import one_of_series, rows_of
 from kvwitness.tracer.bundle.write import check_destination
 from kvwitness.tracer.cli.bundles import bundle_errors
+from kvwitness.tracer.cli.digest import digest_option
 from kvwitness.tracer.cli.errors import INTERRUPTED, UserError, with_log
 from kvwitness.tracer.cli.expect import unmet_expectations
 from kvwitness.tracer.cli.findings import note_findings
@@ -49,6 +50,7 @@ from kvwitness.tracer.stand.server import StandServerError
 @click.option("--page-size", type=int, default=16, show_default=True)
 @click.option("--tp", "tp_size", type=int, default=1, show_default=True, help="Tensor-parallel ranks.")
 @click.option("--overlap", is_flag=True, help="With SGLang's overlap schedule.")
+@digest_option
 @click.option("--second-hit", is_flag=True, help="Send A twice (write_through_selective needs it).")
 @json_option
 @click.pass_context

@@ -14,6 +14,7 @@ import click
 
 from kvwitness.collectors.journal import find_journals
 from kvwitness.collectors.standby import STANDBY_VARIABLE
+from kvwitness.tracer.cli.digest import DIGEST_VARIABLE, digest_option
 from kvwitness.tracer.cli.errors import UserError
 from kvwitness.tracer.cli.output import json_option, note, print_json
 from kvwitness.tracer.stand.paths import stand_path
@@ -33,10 +34,18 @@ _WATCHED: Final = (*_FORWARDED, signal.SIGCHLD)
     help="Where the journals go.  [default: kvwitness-data/<time>]",
 )
 @click.option("--standby", is_flag=True, help="Record nothing until `kvwitness attach` asks for it.")
+@digest_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @json_option
 @click.pass_context
-def serve(ctx: click.Context, directory: Path | None, standby: bool, command: tuple[str, ...], as_json: bool) -> None:
+def serve(
+    ctx: click.Context,
+    directory: Path | None,
+    standby: bool,
+    digest: str,
+    command: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Run COMMAND, which starts an SGLang server, with tracing switched on.
 
     Signals are passed on to COMMAND and its exit code is returned. Nothing is installed; everything that is
@@ -65,6 +74,8 @@ def serve(ctx: click.Context, directory: Path | None, standby: bool, command: tu
     environment = child_environment(os.environ, target, way_in)
     if standby:
         environment[STANDBY_VARIABLE] = "1"
+    if digest:
+        environment[DIGEST_VARIABLE] = digest
     code = run_child(command, environment)
     if not as_json and not standby and not find_journals(target):
         note(f"nothing was recorded into {target}: no SGLang process that loads the hooks was seen")

@@ -46,6 +46,8 @@ class DemoOptions(msgspec.Struct, frozen=True):
     tp_size: int = 1
     prefix_tokens: int = 1500
     second_hit: bool = False
+    digest: str = ""
+    """Pages whose content is compared: "sample", "all" or "1/N"; "": none."""
     overlay: Path | None = None
     """Folder that comes first on the server's PYTHONPATH: a changed SGLang, for a test."""
     seed: int = 20_523
@@ -82,6 +84,7 @@ def run_demo(options: DemoOptions, out: Path, progress: Progress, *, replace: bo
         extra_env={
             "KVWITNESS_DIR": str(journals),
             "KVWITNESS_FAULT": variant.recorder_fault,
+            "KVWITNESS_DIGEST": options.digest or variant.digest,
             **_python_path(options.overlay),
         },
     )

@@ -30,6 +30,8 @@ class Variant(msgspec.Struct, frozen=True):
     flush: bool = False
     cut_journal: bool = False
     kill_during_c: bool = False
+    digest: str = ""
+    """KVWITNESS_DIGEST of the recorder; a run that asks for other digests comes before."""
 
 
 PLAIN: Final = Variant("none", "nothing goes wrong: C is an L2 read, confirmed", None, tier=Tier.L2)
@@ -93,6 +95,15 @@ VARIANTS: Final[Mapping[str, Variant]] = {
             flush=True,
         ),
         Variant(
+            "byte-flip",
+            "one bit in the host pool changes between the backup and the load-back",
+            Link.CONTENT,
+            ("came back with other bytes in layer 2",),
+            tier=Tier.L2,
+            stand_fault="host-flip:2",
+            digest="all",
+        ),
+        Variant(
             "kill",
             "the scheduler is killed (SIGKILL) while C's load-back runs",
             Link.USED,
@@ -112,7 +123,8 @@ def wrong_about_c(variant: Variant, verdict: RequestVerdict | None) -> str | Non
         return None if variant.cut_journal or variant.kill_during_c else "there is no verdict about C"
     said = f"C: {verdict.tier.value}, {verdict.grade.value}: {verdict.sentence}"
     if variant.missing is None:
-        return None if (verdict.tier, verdict.grade) == (variant.tier, Grade.CONFIRMED) else said
+        proven = verdict.tier is variant.tier and verdict.grade in (Grade.CONFIRMED, Grade.VERIFIED)
+        return None if proven else said
     if verdict.grade in (Grade.CONFIRMED, Grade.VERIFIED):
         return f"C is called {verdict.grade.value} although {variant.help}"
     if variant.tier is not None and verdict.tier is not variant.tier:

@@ -20,6 +20,7 @@ from kvwitness.patches.schema import events as ev
 from kvwitness.tracer.ledger import facts as ft
 from kvwitness.tracer.ledger.attached import Unseen
 from kvwitness.tracer.ledger.chains import Chain
+from kvwitness.tracer.ledger.digests import PageDigests
 from kvwitness.tracer.ledger.hostpool import Content, HostView
 from kvwitness.tracer.ledger.requests import OpenChunk, OpenRequest
 from kvwitness.tracer.ledger.tree import TreeView
@@ -109,6 +110,7 @@ class Ledger:
         self._prefetches: list[ft.Prefetch] = []
         self._asked: dict[str, ft.Moment] = {}
         self._residencies: list[ft.Residency] = []
+        self._pages = PageDigests()
         self._attached = Unseen()
         self._found: list[ft.Found] = []
         self._epochs: list[ft.EpochFact] = []
@@ -150,6 +152,8 @@ class Ledger:
             ev.HostFree: self._host_free,
             ev.HostClear: self._host_clear,
             ev.EvictHost: self._evict_host,
+            ev.BackupDigested: self._pages.backed_up,
+            ev.LoadDigested: self._pages.loaded,
             ev.PrefetchAsked: self._prefetch_asked,
             ev.PrefetchDone: self._prefetch_done,
             ev.SnapshotBegin: self._snapshot_begin,
@@ -733,8 +737,14 @@ class Ledger:
 
     # --- result --------------------------------------------------------------------------------------
 
+    def _checked(self, load: ft.Load, backups: Mapping[int, ft.Backup]) -> ft.Load:
+        layers = self._facts.get("layers")
+        checks = self._pages.checks(load, backups, self._host.page, layers if isinstance(layers, int) else None)
+        return msgspec.structs.replace(load, checks=checks) if checks else load
+
     def _freeze(self) -> ft.InstanceFacts:
         journal = self._journal
+        backups = {b.queued.seq: _freeze_backup(b) for b in self._backups}
         return ft.InstanceFacts(
             instance=journal.instance,
             role=journal.role,
@@ -745,10 +755,10 @@ class Ledger:
             hooks=self._hooks,
             hook_failures=self._failures,
             requests=tuple(r.freeze(self._traceparents.get(r.rid)) for r in self._requests),
-            backups=tuple(_freeze_backup(b) for b in self._backups),
+            backups=tuple(backups.values()),
             evictions=tuple(_freeze_eviction(e) for e in self._evictions.values()),
             host_evictions=tuple(self._host_evictions),
-            loads=tuple(_freeze_load(load) for load in self._loads),
+            loads=tuple(self._checked(_freeze_load(load), backups) for load in self._loads),
             prefetches=tuple(self._prefetches),
             residencies=tuple(self._residencies),
             found=tuple(self._found),

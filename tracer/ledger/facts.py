@@ -147,6 +147,21 @@ class LoadSegment(msgspec.Struct, frozen=True):
     radix tree's match."""
 
 
+class PageCheck(msgspec.Struct, frozen=True):
+    """One page that was digested in L1 when it was backed up and again after a load had brought it back."""
+
+    start: int
+    end: int
+    slot: int
+    """Its first host slot."""
+    backed_up: Moment
+    loaded: Moment
+    differing: tuple[int, ...]
+    """Layers in which the two digests differ; empty: the bytes that came back are the bytes that went out."""
+    sound: bool = True
+    """There was one digest at either end, of every layer, in the order in which they have to be."""
+
+
 class Load(msgspec.Struct, frozen=True):
     """A host-to-device copy queued for one request, from decision to completion."""
 
@@ -177,6 +192,8 @@ class Load(msgspec.Struct, frozen=True):
     """... in how many layers that pass went on to read only after the copy had ended ..."""
     read_early: bool = False
     """... and whether it went on to read a layer before."""
+    checks: tuple[PageCheck, ...] = ()
+    """The pages whose content was compared, by position."""
 
 
 class Prefetch(msgspec.Struct, frozen=True):

@@ -44,6 +44,7 @@ class Cause(StrEnum):
     NOT_LOADED = "not_loaded"
     NOT_MATCHED = "not_matched"
     PREFIX_CHANGED = "prefix_changed"
+    CORRUPTED = "corrupted"
     RECOMPUTED = "recomputed"
     NOT_SENT = "not_sent"
     SETTINGS_CHANGED = "settings_changed"
@@ -56,6 +57,7 @@ _BY_REASON: Final[Mapping[Reason, Cause]] = {
     Reason.PROMISED_NOT_LOADED: Cause.NOT_LOADED,
     Reason.RESIDENT_NOT_MATCHED: Cause.NOT_MATCHED,
     Reason.PREFIX_CHANGED: Cause.PREFIX_CHANGED,
+    Reason.CORRUPTION_SUSPECTED: Cause.CORRUPTED,
 }
 
 

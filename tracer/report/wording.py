@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -10,6 +11,7 @@ from kvwitness.tracer.report.messages import Words, words_for
 
 _READS: Final = (Tier.L1, Tier.L2, Tier.L3)
 _WITH_TIER: Final = (Grade.CONFIRMED, Grade.VERIFIED, Grade.REPORTED, Grade.CONSISTENT)
+_SAMPLED: Final = re.compile(r" \((\d+) of (\d+) pages sampled\)")
 _WITHOUT_TIER: Final = ("recomputed", "refuted", "unknown", "none")
 
 
@@ -19,8 +21,16 @@ def sentence_in(words: Words, sentence: str) -> tuple[str, str]:
     for key, values in _beginnings():
         begin = english(key, **values)
         if sentence.startswith(begin):
-            return words(key, **values), sentence[len(begin) :]
+            return _with_sample(words, words(key, **values), sentence[len(begin) :])
     return "", sentence
+
+
+def _with_sample(words: Words, begin: str, rest: str) -> tuple[str, str]:
+    """How many pages were compared stands right behind the beginning."""
+    sampled = _SAMPLED.match(rest)
+    if sampled is None:
+        return begin, rest
+    return begin + words("sentence.sampled", compared=sampled[1], pages=sampled[2]), rest[sampled.end() :]
 
 
 def remedy_in(words: Words, link: Link, remedy: str) -> tuple[str, str]:
@@ -45,5 +55,7 @@ def _beginnings() -> Iterator[tuple[str, dict[str, str]]]:
     for grade in _WITH_TIER:
         for tier in _READS:
             yield f"sentence.{grade.value}", {"tier": tier.value}
+    for tier in _READS:
+        yield "sentence.corrupted", {"tier": tier.value}
     for name in _WITHOUT_TIER:
         yield f"sentence.{name}", {}

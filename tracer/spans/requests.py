@@ -148,6 +148,8 @@ def _range(one: RangeVerdict) -> dict[str, Value]:
             sc.RANGE_REASON: one.reason.value,
             sc.RANGE_DETAIL: one.detail or None,
             sc.RANGE_MISSING: missing or None,
+            sc.RANGE_PAGES: one.pages or None,
+            sc.RANGE_COMPARED: one.pages_compared or None,
         }
     )
 

@@ -166,6 +166,12 @@ RANGE_DETAIL: Final = _attribute("kvwitness.range.detail", "string", "", "The sa
 RANGE_MISSING: Final = _attribute(
     "kvwitness.range.missing_links", "string[]", "", "The links of the chain that do not hold."
 )
+RANGE_PAGES: Final = _attribute(
+    "kvwitness.range.pages", "int", "{page}", "Pages of a range whose content was compared."
+)
+RANGE_COMPARED: Final = _attribute(
+    "kvwitness.range.pages_compared", "int", "{page}", "Of these, pages whose bytes were compared, and equal."
+)
 SERVER_TOTAL: Final = _attribute(
     "sglang.cached_tokens.total", "int", "{token}", "Cached tokens by the server's own account."
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from kvwitness.tracer.model import Grade, LinkEvidence, RangeVerdict, Reason, Tier
 
 
@@ -33,7 +35,9 @@ def merged(ranges: list[RangeVerdict]) -> tuple[RangeVerdict, ...]:
             and (last.tier, last.grade, last.reason, last.detail) == (r.tier, r.grade, r.reason, r.detail)
             and last.links == r.links
         ):
-            out[-1] = RangeVerdict(last.start, r.end, r.tier, r.grade, r.reason, r.detail, r.links)
+            out[-1] = msgspec.structs.replace(
+                last, end=r.end, pages=last.pages + r.pages, pages_compared=last.pages_compared + r.pages_compared
+            )
         else:
             out.append(r)
     return tuple(out)

@@ -18,6 +18,7 @@ from kvwitness.tracer.ledger.facts import (
     Residency,
 )
 from kvwitness.tracer.model import Link, RangeVerdict, Reason, Tier
+from kvwitness.tracer.verdicts.content import compare_content
 from kvwitness.tracer.verdicts.grading import graded
 from kvwitness.tracer.verdicts.links import AT_ATTACH, FOUND_IN_L1, FOUND_IN_L2, Evidence
 from kvwitness.tracer.verdicts.stay import link_stay
@@ -83,7 +84,9 @@ def _judge_segment(
     _read(evidence, view, request, load)
     usage.link(evidence)
     link_stay(evidence, view, request, start, end)
-    return graded(start, end, tier, reason, evidence.complete())
+    compared = compare_content(evidence, view, request, load, start, end)
+    compared.link(evidence)
+    return compared.weigh(graded(start, end, tier, reason, evidence.complete()))
 
 
 def _born(evidence: Evidence, view: InstanceView, backup: Backup | None, load: Load) -> None:
@@ -312,6 +315,9 @@ def link_loaded(evidence: Evidence, view: InstanceView, load: Load, start: int, 
             _born(before, view, backup, load)
             _backed_up(before, segment, backup, load.queued)
     wrong = _not_copied(view.instance, load)
+    differing = next((c for c in load.checks if c.differing and c.start < end and start < c.end), None)
+    if differing is not None:
+        wrong = f"the page of tokens {differing.start} to {differing.end} came back with other bytes"
     if load.freed_while_loading:
         wrong = "its host slots were given back while they were being read"
     if not covers(segments, start, end):

@@ -19,6 +19,7 @@ HOOK_OF_LINK: dict[Link, tuple[str, ...]] = {
     Link.READ: ("read",),
     Link.USED: ("used",),
     Link.PREFETCHED: ("prefetched",),
+    Link.CONTENT: ("content",),
 }
 """Names under which hooks declare that a link rests on them (kvwitness.patches.contract.Hook.links).
 
@@ -40,6 +41,8 @@ REMEDY: dict[Link, str] = {
     Link.READ: "let the load-back complete: enough free L1, prefix above the load-back threshold, server alive",
     Link.USED: "let the request finish its prefill with the recorder running",
     Link.PREFETCHED: "use the prefetch policy wait_complete or timeout, and look at the storage backend's errors",
+    Link.CONTENT: "look for faulty memory, and for whatever else writes to the host pool; then record again with "
+    "KVWITNESS_DIGEST=all",
     Link.WITNESSES_AGREE: "look at the disagreement below; the server's own numbers may be wrong in this release",
     Link.RECORD_COMPLETE: "record again without losing events: larger KVWITNESS_QUOTA_MB, every rank, no restart",
 }
@@ -71,6 +74,10 @@ class Evidence:
         if link in self._unsound:
             detail = f"{detail}: {self._unsound[link]}"  # The likely cause: nobody was looking.
         self._links.append(LinkEvidence(link, False, detail, self._refs(moments), remedy or REMEDY[link]))
+
+    def is_sound(self, link: Link) -> bool:
+        """Whether the hooks that the link rests on are there to be trusted."""
+        return link not in self._unsound
 
     @property
     def moments(self) -> tuple[Moment, ...]:

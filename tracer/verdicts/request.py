@@ -22,7 +22,7 @@ from kvwitness.tracer.model import (
 from kvwitness.tracer.verdicts.grading import graded, merged
 from kvwitness.tracer.verdicts.l1 import judge_l1
 from kvwitness.tracer.verdicts.l2 import judge_loads
-from kvwitness.tracer.verdicts.links import Evidence
+from kvwitness.tracer.verdicts.links import Evidence, unsound_links
 from kvwitness.tracer.verdicts.recomputed import judge_recomputed
 from kvwitness.tracer.verdicts.sentences import deepest_tier, sentence
 from kvwitness.tracer.verdicts.usage import Usage, usage_of
@@ -135,6 +135,8 @@ def _declined(request: RequestFacts) -> int:
 
 
 def _reason(ranges: Sequence[RangeVerdict], tier: Tier) -> Reason:
+    if any(r.reason is Reason.CORRUPTION_SUSPECTED and r.grade is Grade.REFUTED for r in ranges):
+        return Reason.CORRUPTION_SUSPECTED
     special = [r.reason for r in ranges if r.tier is tier and r.reason is not Reason.RECOMPUTED]
     if special:
         return special[0]
@@ -167,6 +169,18 @@ def _load_back(instance: InstanceFacts, load: Load) -> LoadBack:
     )
 
 
+def _not_compared(view: InstanceView, request: RequestFacts) -> list[str]:
+    """Why a load-back's content was not compared, although digests were asked for."""
+    loads = view.loads_of(request)
+    if not loads or any(load.checks for load in loads):
+        return []
+    lost = unsound_links(view.instance).get(Link.CONTENT)
+    if lost is None and view.instance.hook_failures.get("page_digests"):
+        lost = "taking digests failed and was given up (the journal has the error)"
+    why = lost or "no page of it was digested both at its backup and after the load"
+    return [f"the content of what was loaded was not compared: {why}"]
+
+
 def _notes(view: InstanceView, request: RequestFacts, usage: Usage) -> tuple[str, ...]:
     notes: list[str] = []
     if request.attempt > 1:
@@ -176,4 +190,6 @@ def _notes(view: InstanceView, request: RequestFacts, usage: Usage) -> tuple[str
     extra = [load for load in view.loads_of(request) if load.done is None]
     if extra and usage.reused is None:
         notes.append("a load-back was queued for it and its completion was not recorded")
+    if view.instance.facts.get("digest_every"):
+        notes.extend(_not_compared(view, request))
     return tuple(notes)

@@ -17,6 +17,8 @@ _BY_GRADE = {
     Grade.UNKNOWN: "unknown",
 }
 
+_PROVEN = (Grade.CONFIRMED, Grade.VERIFIED)
+
 _WHY_RECOMPUTED = {
     Reason.PROMISED_NOT_LOADED: "promised, not loaded",
     Reason.RESIDENT_NOT_MATCHED: "resident in L2, not matched",
@@ -39,8 +41,12 @@ def deepest_tier(ranges: Sequence[RangeVerdict]) -> Tier:
 def sentence(tier: Tier, grade: Grade, ranges: Sequence[RangeVerdict]) -> str:
     """One line about the whole request."""
     if grade is Grade.REFUTED:
+        refuted = [r for r in ranges if r.grade is Grade.REFUTED]
+        corrupted = next((r for r in refuted if r.reason is Reason.CORRUPTION_SUSPECTED), None)
+        if corrupted is not None:
+            return f"{corrupted.tier.value} read corrupted: {corrupted.detail}"
         text = f"refuted: {_first_detail(ranges, Grade.REFUTED)}"
-        confirmed = {t: sum(r.tokens for r in ranges if r.tier is t and r.grade is Grade.CONFIRMED) for t in _DEPTH}
+        confirmed = {t: sum(r.tokens for r in ranges if r.tier is t and r.grade in _PROVEN) for t in _DEPTH}
         return text + "".join(f"; {t} read of {tokens} tokens confirmed" for t, tokens in confirmed.items() if tokens)
     if tier is Tier.RECOMPUTED:
         reasons = [_WHY_RECOMPUTED[r.reason] for r in ranges if r.reason in _WHY_RECOMPUTED]
@@ -54,10 +60,15 @@ def sentence(tier: Tier, grade: Grade, ranges: Sequence[RangeVerdict]) -> str:
         return "unknown" + (f": {detail}" if detail else "")
     kind = {Tier.L1: "L1 read", Tier.L2: "L2 read", Tier.L3: "L3 read"}[tier]
     text = f"{kind} {_BY_GRADE.get(grade, grade.value)}"
-    if grade in (Grade.CONFIRMED, Grade.VERIFIED) and rests_on_attach(ranges, tier):
+    compared, pages = pages_compared(ranges)
+    if grade is Grade.CONFIRMED and compared and all(r.grade is Grade.VERIFIED for r in ranges if r.tier is tier):
+        text += f", its bytes verified ({compared} of {pages} pages)"
+    elif grade is Grade.VERIFIED and compared < pages:
+        text += f" ({compared} of {pages} pages sampled)"
+    if grade in _PROVEN and rests_on_attach(ranges, tier):
         text += " (resident at attach)"
     missing = [link for r in ranges if r.tier is tier for link in r.missing]
-    if missing and grade not in (Grade.CONFIRMED, Grade.VERIFIED):
+    if missing and grade not in _PROVEN:
         text += f": missing link {missing[0].link.value} ({missing[0].detail})"
     others = sorted({r.tier for r in ranges if r.tier in _DEPTH and r.tier is not tier}, key=_DEPTH.__getitem__)
     if others:
@@ -65,6 +76,11 @@ def sentence(tier: Tier, grade: Grade, ranges: Sequence[RangeVerdict]) -> str:
             f"{sum(r.tokens for r in ranges if r.tier is t)} tokens of {t}" for t in others
         )
     return text
+
+
+def pages_compared(ranges: Sequence[RangeVerdict]) -> tuple[int, int]:
+    """Pages whose bytes were compared, and pages of the verified ranges."""
+    return sum(r.pages_compared for r in ranges), sum(r.pages for r in ranges)
 
 
 def rests_on_attach(ranges: Sequence[RangeVerdict], tier: Tier) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvwitness.patches.schema.events import Eviction
-from kvwitness.tracer.ledger.facts import Moment, RequestFacts
+from kvwitness.tracer.ledger.facts import Moment, RequestFacts, Victim
 from kvwitness.tracer.model import Link
 from kvwitness.tracer.verdicts.links import Evidence
 from kvwitness.tracer.verdicts.view import InstanceView
@@ -32,16 +32,25 @@ def link_stay(evidence: Evidence, view: InstanceView, request: RequestFacts, sta
         )
         evidence.miss(Link.USED, detail, match.moment, request.chunks[0].moment)
         return
-    nodes = [node for node in match.nodes if node.start < end and start < node.end]
+    victim = left_l1(view, request, match.moment.seq, done, start, end)
+    if victim is not None:
+        detail = f"node {victim.node} left L1 before the prefill had ended"
+        evidence.miss(Link.USED, detail, match.moment, victim.moment)
+
+
+def left_l1(view: InstanceView, request: RequestFacts, after: int, before: int, start: int, end: int) -> Victim | None:
+    """What left L1 between two events and may have held ``[start, end)`` of the request's matched path."""
+    if request.match is None:
+        return None
+    nodes = [node for node in request.match.nodes if node.start < end and start < node.end]
     numbers, owners = {node.node for node in nodes}, {node.owner for node in nodes}
-    for victim in view.victims(match.moment.seq, done):
+    for victim in view.victims(after, before):
         if victim.how not in _LEFT:
             continue
         overlaps = victim.start < end and start < victim.end
         if victim.node in numbers or (overlaps and (victim.owner is None or victim.owner in owners)):
-            detail = f"node {victim.node} left L1 before the prefill had ended"
-            evidence.miss(Link.USED, detail, match.moment, victim.moment)
-            return
+            return victim
+    return None
 
 
 def first_use(request: RequestFacts) -> Moment | None:
