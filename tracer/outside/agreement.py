@@ -17,7 +17,7 @@ import msgspec
 from kvwitness.collectors.journal import Journal
 from kvwitness.patches.schema import events as ev
 from kvwitness.tracer.ledger.facts import InstanceFacts, Moment
-from kvwitness.tracer.outside.kv_ledger import Ended, RankLedger
+from kvwitness.tracer.outside.kv_ledger import Ended, RankLedger, peak_tokens
 
 TOLERANCE_NS: Final = 5_000_000_000
 """Events are published at the end of a scheduler's step, and a prefill on a CPU takes a while."""
@@ -45,7 +45,9 @@ EXPLANATION: Final[dict[Name, str]] = {
     Name.PUT_BACK_WITHOUT_EVENT: (
         "a request computed again what had left L1, and the tree took its KV back: this tree sends no event for that"
     ),
-    Name.REMOVAL_NOT_SENT: "this release sends no removed events for this tier",
+    Name.REMOVAL_NOT_SENT: (
+        "this release does not tell of every block that leaves this tier: by its events the tier holds more than it can"
+    ),
     Name.NO_EVENTS_FOR_TIER: "this release sends no events for this tier",
     Name.NOT_DIGESTED: "generated tokens, or a request of the server itself: the hooks digest prompts",
     Name.AFTER_THE_END: "it lies after the last message of the KV events, or after the last event of the journal",
@@ -288,6 +290,8 @@ class _Context:
         last = max((m.t_ns for e in facts.epochs for m in (e.begin,)), default=0)
         ends = [r.released.t_ns for r in facts.requests if r.released is not None]
         self._journal_end = facts.wall_time_ns(max([last, *ends], default=0))
+        pool = facts.facts.get("device_tokens")
+        self._overfull = isinstance(pool, int) and peak_tokens(ledger) > pool
         self._hiradix = "HiRadix" in str(facts.facts.get("tree_class"))
 
     def name(self, tier: str, hooks: _Stays, mine: _Left, theirs: _Left) -> list[Difference]:
@@ -313,6 +317,8 @@ class _Context:
             return Name.BEFORE_RECORDING
         if self._near_gap(stay):
             return Name.GAP
+        if tier == "L1" and self._overfull:
+            return Name.REMOVAL_NOT_SENT
         if ledger.end_ns is not None and stay.since > ledger.end_ns:
             return Name.AFTER_THE_END
         if stay.how == "LoadDone" and any(one.since <= stay.since for one in lonely):
@@ -335,7 +341,7 @@ class _Context:
             return Name.BEFORE_RECORDING
         if stay.since > self._journal_end:
             return Name.AFTER_THE_END
-        if self._no_removals(tier) and stay.until is None:
+        if (tier == "L1" and self._overfull) or (self._no_removals(tier) and stay.until is None):
             return Name.REMOVAL_NOT_SENT
         mine = hooks.get(cell, ())
         if tier == "L1" and any(one.how == "LoadDone" and one.since >= stay.since for one in mine):

@@ -233,12 +233,12 @@ def _incomplete(ledger: RankLedger | None, facts: KvFacts) -> Iterator[str]:
         yield f"the server counted {facts.evicted:.0f} evicted tokens and no removed event came: {release} sends none"
     if not any(name.endswith("CPU_PINNED") for name in ledger.events) and facts.backed_up:
         yield f"the server counted {facts.backed_up:.0f} tokens copied to L2 and no event tells of L2"
-    peak = _peak(ledger)
+    peak = peak_tokens(ledger)
     if facts.device_tokens is not None and peak > facts.device_tokens:
         yield f"by these events L1 held {peak} tokens, and it has room for {facts.device_tokens}"
 
 
-def _peak(ledger: RankLedger) -> int:
+def peak_tokens(ledger: RankLedger) -> int:
     """The most tokens that the events ever leave in L1 at once."""
     size = ledger.cell_tokens // max((len(blocks) for blocks in ledger.cells.values()), default=1)
     steps = [(stay.since_ns, 1) for stay in ledger.stays if stay.tier == "L1"]

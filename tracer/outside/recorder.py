@@ -77,6 +77,7 @@ class Recorder:
         self._client = httpx.Client(trust_env=False, headers=headers)
         self._last: MetricsSnapshot | None = None
         self._first: MetricsSnapshot | None = None
+        self._base: MetricsSnapshot | None = None
         self._ranks_known = False
         self._pids: tuple[int, ...] = ()
         self._schedulers: tuple[int, ...] = ()
@@ -94,6 +95,13 @@ class Recorder:
             return {}
         return {"before": self._first, "after": self._last}
 
+    @property
+    def since_reset(self) -> tuple[MetricsSnapshot, MetricsSnapshot] | None:
+        """The first reading of the server process that runs now, and the last; None without two."""
+        if self._base is None or self._last is None or self._base is self._last:
+            return None
+        return self._base, self._last
+
     def begin(self) -> ServerInfo:
         """Ask the server what it is and start everything. Raises ServerInfoUnavailable."""
         wanted = self._wanted
@@ -102,7 +110,7 @@ class Recorder:
         key, shared = _key_of(wanted)
         sources = self._kv_sources(info)
         try:
-            self._first = self._last = fetch_metrics(wanted.url, self._client, _ASK_S)
+            self._base = self._first = self._last = fetch_metrics(wanted.url, self._client, _ASK_S)
         except MetricsUnavailable as error:
             self.not_recorded["metrics"] = str(error)
         self._may_sample()
@@ -162,7 +170,8 @@ class Recorder:
         if self._last is not None:
             line = counted(self._last, now)
             self._sink(METRICS_LINES, line)
-            self._ask_again = self._ask_again or line.reset
+            if line.reset:
+                self._ask_again, self._base = True, now
         self._last = now
         if self._ask_again or (not self._ranks_known and carries_rank(now)):
             self._ranks_known = carries_rank(now)

@@ -68,7 +68,7 @@ def state(recording: Recording) -> Statement:
     """Derive the statement. Pure: the same recording gives the same statement anywhere."""
     counted = totals(recording.of(METRICS_LINES, Counted))
     facts = _server_facts(recording)
-    ledgers = kv_ledger(_kv_lines(recording))
+    ledgers = kv_ledger(kv_lines(recording))
     kv_facts = _kv_facts(counted, facts)
     doubts = [doubt for ledger in ledgers or (None,) for doubt in incomplete(ledger, kv_facts)]
     reported = {
@@ -154,7 +154,8 @@ def _memory(hosts: tuple[HostReading, ...]) -> str:
     return f"{len(hosts)} readings, memory left {first >> 20} MiB before and {last >> 20} MiB after"
 
 
-def _kv_lines(recording: Recording) -> Iterator[KvLine]:
+def kv_lines(recording: Recording) -> Iterator[KvLine]:
+    """The KV events of a recording; lines that were lost are a gap in every rank."""
     for line in recording.lines.get(KV_EVENTS, ()):
         if isinstance(line, KvMessage | KvGap | KvRestart | KvDamaged):
             yield line
