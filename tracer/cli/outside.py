@@ -22,6 +22,8 @@ from kvwitness.collectors.kv_events import KvSource, sources
 from kvwitness.collectors.metrics import stamped
 from kvwitness.collectors.server_info import ServerInfoUnavailable
 from kvwitness.tracer.bundle.environment import environment_of_recording
+from kvwitness.tracer.bundle.places import recorded_journals
+from kvwitness.tracer.bundle.read import read_bundle_journals
 from kvwitness.tracer.bundle.witnesses import Outside, derive_outside
 from kvwitness.tracer.bundle.write import BundleInputs, check_destination, write_bundle
 from kvwitness.tracer.cli.bundles import bundle_errors
@@ -29,6 +31,7 @@ from kvwitness.tracer.cli.errors import UserError
 from kvwitness.tracer.cli.output import console, display, note, print_json
 from kvwitness.tracer.cli.table import grade_text
 from kvwitness.tracer.interrupt import finishing
+from kvwitness.tracer.judgement import judge
 from kvwitness.tracer.model import CrossCheck
 from kvwitness.tracer.outside.recorder import Recorder, Stop, Wanted
 from kvwitness.tracer.outside.records import FILES, Line, Writer
@@ -95,9 +98,13 @@ def record_outside(
         files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
         environment = environment_of_recording(files, why, host_facts(), find_server_processes(url))
         metrics = {moment: stamped(snapshot) for moment, snapshot in recorder.metrics.items()}
-        write_bundle(out, BundleInputs((), environment=environment, metrics=metrics, witnesses=files))
+        journals = recorded_journals(data) if (data := directory or recorder.directory) is not None else []
+        inputs = BundleInputs(tuple(journals), environment=environment, metrics=metrics, witnesses=files)
+        write_bundle(out, inputs)
         shutil.rmtree(folder)
-    found = derive_outside(files)
+    with bundle_errors():
+        copies = read_bundle_journals(out)
+    found = derive_outside(files, copies, judge(copies).instances)
     assert found is not None
     show_outside(found, str(out), as_json)
 

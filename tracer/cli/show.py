@@ -45,7 +45,7 @@ def show(ctx: click.Context, path: Path, with_health_checks: bool, as_json: bool
         more = {} if outside is None else {"outside": outside}
         print_json({"path": evidence.path, "intact": evidence.intact, "requests": rows, **more})
     else:
-        shown = [row for row in rows if with_health_checks or not _is_health_check(row)]
+        shown = [row for row in rows if with_health_checks or not is_health_check(row)]
         if shown:
             print_requests(shown, doubt=evidence.doubt)
         elif outside is None:
@@ -57,5 +57,6 @@ def show(ctx: click.Context, path: Path, with_health_checks: bool, as_json: bool
     ctx.exit(1 if evidence.intact is False else 0)
 
 
-def _is_health_check(row: Row) -> bool:
+def is_health_check(row: Row) -> bool:
+    """Whether a request is one that SGLang sends itself."""
     return not row.series and row.request.startswith(_HEALTH_CHECK)

@@ -22,6 +22,7 @@ from kvwitness.tracer.cli.address import web_address
 from kvwitness.tracer.cli.errors import UserError
 from kvwitness.tracer.cli.output import console, json_option, note
 from kvwitness.tracer.cli.outside import given_sources, recorder_errors
+from kvwitness.tracer.cli.show import is_health_check
 from kvwitness.tracer.outside.counting import CACHED_DEVICE, CACHED_HOST, CACHED_STORAGE
 from kvwitness.tracer.outside.recorder import INTERVAL_S, Stop, Wanted
 from kvwitness.tracer.outside.records import Counted, Unanswered
@@ -234,6 +235,9 @@ class _Terminal(_Shown):
 
     def news(self, news: News, now_s: float) -> None:
         self._exporter.take(news, time.time())
+        rows = zip(rows_of(news.requests), news.requests, strict=True)
+        shown = tuple(verdict for row, verdict in rows if not is_health_check(row))
+        news = msgspec.structs.replace(news, requests=shown)
         self._screen.take(news, now_s)
         if self._live is None:
             for row in rows_of(news.requests):

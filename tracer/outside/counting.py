@@ -80,6 +80,9 @@ class Totals(msgspec.Struct, frozen=True):
     gained: dict[str, float]
     resets: tuple[int, ...]
     intervals: int
+    from_ns: int = 0
+    to_ns: int = 0
+    """The first and the last reading."""
 
     def get(self, name: str) -> float | None:
         """None: the counter never fired, or the server has none of this name."""
@@ -90,11 +93,12 @@ def totals(lines: Iterable[Counted]) -> Totals:
     """Add up the intervals; one with a reset adds nothing, as what it counted is not known."""
     gained: dict[str, float] = defaultdict(float)
     resets: list[int] = []
-    count = 0
+    count = first = last = 0
     for line in lines:
         count += 1
+        first, last = first or line.from_ns, line.at_ns
         if line.reset:
             resets.append(line.at_ns)
         for name, amount in line.gained.items():
             gained[name] += amount
-    return Totals(dict(gained), tuple(resets), count)
+    return Totals(dict(gained), tuple(resets), count, first, last)

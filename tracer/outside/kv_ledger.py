@@ -43,6 +43,7 @@ class Stay(msgspec.Struct, frozen=True):
     since_seq: int
     until_ns: int | None
     ended: Ended
+    tokens: int = 0
 
 
 class RankLedger(msgspec.Struct, frozen=True):
@@ -56,8 +57,6 @@ class RankLedger(msgspec.Struct, frozen=True):
     """Events by kind and medium, ``stored GPU`` for example."""
     blocks: dict[str, int]
     """Blocks in them."""
-    tokens: dict[str, int]
-    """Tokens that were stored or removed, by tier and kind."""
     begin_ns: int | None
     end_ns: int | None
     gaps: tuple[str, ...]
@@ -66,6 +65,15 @@ class RankLedger(msgspec.Struct, frozen=True):
     restarts: int
     unmatched: int
     """Blocks that were removed from a tier in which they were not known to be."""
+
+    def came(self, tier: str, from_ns: int, to_ns: int) -> int:
+        """Tokens that came into a tier between two moments."""
+        return sum(stay.tokens for stay in self.stays if stay.tier == tier and from_ns <= stay.since_ns <= to_ns)
+
+    def left(self, tier: str, from_ns: int, to_ns: int) -> int:
+        """Tokens that were removed from a tier between two moments."""
+        gone = (stay for stay in self.stays if stay.tier == tier and stay.ended is Ended.REMOVED)
+        return sum(stay.tokens for stay in gone if stay.until_ns is not None and from_ns <= stay.until_ns <= to_ns)
 
     def resident(self, tier: str) -> frozenset[str]:
         """The cells that a tier held at the last message: all their blocks."""
@@ -85,7 +93,6 @@ class _Rank:
     cell_tokens: int = 0
     events: Counter[str] = field(default_factory=Counter)
     blocks: Counter[str] = field(default_factory=Counter)
-    tokens: Counter[str] = field(default_factory=Counter)
     begin_ns: int | None = None
     end_ns: int | None = None
     gaps: list[str] = field(default_factory=list)
@@ -138,7 +145,6 @@ class _Rank:
         for block in event.blocks:
             if (tier, block) not in self.open:
                 self.open[(tier, block)] = (at, seq)
-                self.tokens[f"{tier} stored"] += event.block_size
 
     def _removed(self, event: KvEvent, tier: str | None, at: int) -> None:
         if tier is None:
@@ -148,11 +154,12 @@ class _Rank:
             if since is None:
                 self.unmatched += 1
                 continue
-            self.tokens[f"{tier} removed"] += self.sizes.get(block, 0)
-            self.stays.append(Stay(tier, block, *since, at, Ended.REMOVED))
+            self.stays.append(Stay(tier, block, *since, at, Ended.REMOVED, self.sizes.get(block, 0)))
 
     def _end(self, at: int | None, why: Ended) -> None:
-        self.stays.extend(Stay(tier, block, *since, at, why) for (tier, block), since in self.open.items())
+        sizes = self.sizes
+        ended = (Stay(t, block, *since, at, why, sizes.get(block, 0)) for (t, block), since in self.open.items())
+        self.stays.extend(ended)
         self.open.clear()
 
     def broken(self, at: int, why: str) -> None:
@@ -176,7 +183,6 @@ class _Rank:
             self.cell_tokens,
             dict(self.events),
             dict(self.blocks),
-            dict(self.tokens),
             self.begin_ns,
             self.end_ns,
             tuple(self.gaps),
@@ -240,11 +246,10 @@ def _incomplete(ledger: RankLedger | None, facts: KvFacts) -> Iterator[str]:
 
 def peak_tokens(ledger: RankLedger) -> int:
     """The most tokens that the events ever leave in L1 at once."""
-    size = ledger.cell_tokens // max((len(blocks) for blocks in ledger.cells.values()), default=1)
-    steps = [(stay.since_ns, 1) for stay in ledger.stays if stay.tier == "L1"]
-    steps += [(stay.until_ns, -1) for stay in ledger.stays if stay.tier == "L1" and stay.until_ns is not None]
+    steps = [(stay.since_ns, stay.tokens) for stay in ledger.stays if stay.tier == "L1"]
+    steps += [(stay.until_ns, -stay.tokens) for stay in ledger.stays if stay.tier == "L1" and stay.until_ns is not None]
     level = peak = 0
     for _, step in sorted(steps):
         level += step
         peak = max(peak, level)
-    return peak * size
+    return peak

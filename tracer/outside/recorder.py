@@ -87,6 +87,8 @@ class Recorder:
         self._samplers: list[threading.Thread] = []
         self._done = threading.Event()
         self.not_recorded: dict[str, str] = {}
+        self.directory: Path | None = None
+        """The server's data folder, where it has one and it can be seen from here."""
 
     @property
     def metrics(self) -> Mapping[str, MetricsSnapshot]:
@@ -107,7 +109,8 @@ class Recorder:
         wanted = self._wanted
         info = fetch_server_info(wanted.url, self._client, _ASK_S)
         self._find_processes()
-        key, shared = _key_of(wanted)
+        self.directory = wanted.directory or locate_kvwitness_dir(wanted.url).path
+        key, shared = _key_of(self.directory)
         sources = self._kv_sources(info)
         try:
             self._base = self._first = self._last = fetch_metrics(wanted.url, self._client, _ASK_S)
@@ -239,9 +242,8 @@ class Recorder:
             self._sink(STACKS, line)
 
 
-def _key_of(wanted: Wanted) -> tuple[bytes, bool]:
+def _key_of(folder: Path | None) -> tuple[bytes, bool]:
     """The key of digests: that of the server's data folder, or one for this recording alone."""
-    folder = wanted.directory or locate_kvwitness_dir(wanted.url).path
     if folder is not None:
         try:
             key = (folder / KEY_FILE).read_bytes()

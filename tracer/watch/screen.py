@@ -127,14 +127,14 @@ class Screen:
             yield Text.assemble(("gap ", "bold yellow"), gap)
 
     def _table(self) -> Table:
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        table.add_column("request", overflow="ellipsis", no_wrap=True, max_width=28)
-        table.add_column("prompt", justify="right")
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, expand=True)
+        table.add_column("request", overflow="ellipsis", no_wrap=True, min_width=12, max_width=28)
+        table.add_column("prompt", justify="right", no_wrap=True, min_width=6)
         table.add_column("tiers", no_wrap=True, min_width=BAR)
         for name in ("L1", "L2", "L3"):
-            table.add_column(name, justify="right")
-        table.add_column("grade")
-        table.add_column("sentence", overflow="ellipsis", no_wrap=True)
+            table.add_column(name, justify="right", no_wrap=True, min_width=5)
+        table.add_column("grade", no_wrap=True, min_width=11)
+        table.add_column("sentence", overflow="ellipsis", no_wrap=True, ratio=1)
         for verdict in reversed(self._rows):
             tokens = verdict.tokens
             counts = (str(tokens.l1), str(tokens.l2), str(tokens.l3))

@@ -150,7 +150,8 @@ class Tallies:
                 if journal.closed:
                     yield f"scheduler {journal.pid} ended, its journal is whole (event {last})"
                 else:
-                    yield f"scheduler {journal.pid} was killed: nothing is known after event {last} of its journal"
+                    what = "is not running any more and did not end its journal"
+                    yield f"scheduler {journal.pid} {what}: nothing is known after event {last}"
 
 
 def _complete(verdict: RequestVerdict) -> bool:
