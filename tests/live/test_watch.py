@@ -185,25 +185,25 @@ def test_a_restarted_server_is_a_gap_and_is_watched_on(tmp_path: Path) -> None:
 def test_a_stopped_jaeger_costs_the_server_nothing_and_no_span(tmp_path: Path) -> None:
     data = tmp_path / "data"
     program = find_or_build_jaeger(lambda line: None, JAEGER_MODULE)
-    with serving(NEWEST, tmp_path / "server", extra_env={"KVWITNESS_DIR": str(data)}) as server:
-        with JaegerProcess(program) as jaeger:
-            collect = ("collect", "--dir", str(data), "--otlp", jaeger.otlp_http, "--json")
-            with running(*collect) as collector, running("watch", "--dir", str(data), "--json") as watched:
-                collector.said("following")
-                with load(server.url) as seen:
-                    wait_for(lambda: bool(lines(watched, "request")))
-                    jaeger.stop()
-                    story(server)
-                    collector.said("cannot send")
-                    wait_for(lambda: any(line["request"] == "c" for line in lines(watched, "request")))
-                    before, begun = seen.answers, time.monotonic()
-                    wait_for(lambda: seen.answers > before + 8)
-                    print(f"answers while Jaeger is down: {seen.answers - before} in {time.monotonic() - begun:.1f} s")
-                assert seen.wrong == []
-                assert watched.interrupt() == 0
-                collector.interrupt()
-            print(collector.err)
-            assert any("not taken" in line or "spans" in line for line in collector.err)
+    extra = {"KVWITNESS_DIR": str(data)}
+    with serving(NEWEST, tmp_path / "server", extra_env=extra) as server, JaegerProcess(program) as jaeger:
+        collect = ("collect", "--dir", str(data), "--otlp", jaeger.otlp_http, "--json")
+        with running(*collect) as collector, running("watch", "--dir", str(data), "--json") as watched:
+            collector.said("following")
+            with load(server.url) as seen:
+                wait_for(lambda: bool(lines(watched, "request")))
+                jaeger.stop()
+                story(server)
+                collector.said("cannot send")
+                wait_for(lambda: any(line["request"] == "c" for line in lines(watched, "request")))
+                before, begun = seen.answers, time.monotonic()
+                wait_for(lambda: seen.answers > before + 8)
+                print(f"answers while Jaeger is down: {seen.answers - before} in {time.monotonic() - begun:.1f} s")
+            assert seen.wrong == []
+            assert watched.interrupt() == 0
+            collector.interrupt()
+        print(collector.err)
+        assert any("not taken" in line or "spans" in line for line in collector.err)
     (journal,) = [j for j in map(read_journal, find_journals(data)) if j.role == SCHEDULER_ROLE]
     assert journal.closed and not journal.gaps
 
@@ -224,12 +224,12 @@ def test_the_ledger_of_kv_events_and_that_of_hooks(release: str, policy: str, pa
         "page_size": page,
         "hicache_ratio": 1.5,
     }
-    with serving(release, tmp_path / "server", **chosen) as server:
-        with running("attach", "--outside", "--url", server.url, "--out", str(recorded)) as recorder:
-            recorder.said("recording SGLang")
-            story(server)
-            story(server, seed=2)
-            assert recorder.interrupt() == 0, recorder.err
+    arguments = ("attach", "--outside", "--out", str(recorded), "--url")
+    with serving(release, tmp_path / "server", **chosen) as server, running(*arguments, server.url) as recorder:
+        recorder.said("recording SGLang")
+        story(server)
+        story(server, seed=2)
+        assert recorder.interrupt() == 0, recorder.err
     outside = kvwitness("show", str(recorded))["outside"]
     (agreement,) = outside["agreements"]
     print(json.dumps(agreement))

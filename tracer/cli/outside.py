@@ -22,6 +22,7 @@ from kvwitness.collectors.kv_events import KvSource, sources
 from kvwitness.collectors.metrics import stamped
 from kvwitness.collectors.server_info import ServerInfoUnavailable
 from kvwitness.tracer.bundle.environment import environment_of_recording
+from kvwitness.tracer.bundle.errors import BundleError
 from kvwitness.tracer.bundle.places import recorded_journals
 from kvwitness.tracer.bundle.read import read_bundle_journals
 from kvwitness.tracer.bundle.witnesses import Outside, derive_outside
@@ -33,8 +34,8 @@ from kvwitness.tracer.cli.table import grade_text
 from kvwitness.tracer.interrupt import finishing
 from kvwitness.tracer.judgement import judge
 from kvwitness.tracer.model import CrossCheck
-from kvwitness.tracer.outside.recorder import Recorder, Stop, Wanted
-from kvwitness.tracer.outside.records import FILES, Line, Writer
+from kvwitness.tracer.outside.recorder import INTERVAL_S, Recorder, Stop, Wanted
+from kvwitness.tracer.outside.records import FILES, Line, Writer, is_recording
 from kvwitness.tracer.spans.live import stop_on_signal
 
 RECORDING_SUFFIX: Final = ".recording"
@@ -50,6 +51,9 @@ def outside_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "--outside", is_flag=True, help="Touch no process: record what the server says, until Ctrl-C."
             ),
             click.option("--out", type=click.Path(path_type=Path), help="With --outside: bundle to write."),
+            click.option(
+                "--interval", "interval_s", type=float, default=INTERVAL_S, help="With --outside: between looks, in s."
+            ),
             click.option("--for", "seconds", type=float, help="With --outside: end after so many seconds."),
             click.option(
                 "--kv-events",
@@ -71,6 +75,7 @@ def record_outside(
     as_json: bool,
     *,
     out: Path | None,
+    interval_s: float,
     seconds: float | None,
     kv_events: str | None,
     kv_replay: str | None,
@@ -89,12 +94,11 @@ def record_outside(
             str(folder),
             f"`kvwitness show {folder}` reads it; name another --out",
         )
-    wanted = Wanted(
-        url, kv_sources=given_sources(kv_events, kv_replay), stacks=stacks, api_key=api_key, directory=directory
-    )
-    with recorder_errors(url), stop_on_signal(None) as stop, Writer(folder) as writer:
+    given = given_sources(kv_events, kv_replay)
+    wanted = Wanted(url, interval_s, given, stacks=stacks, api_key=api_key, directory=directory)
+    with recorder_errors(url), stop_on_signal(None) as stop, _folder(folder), Writer(folder) as writer:
         why, recorder = _record(wanted, writer, stop, seconds)
-    with finishing(note), bundle_errors():
+    with finishing(note), _kept_in(folder):
         files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
         environment = environment_of_recording(files, why, host_facts(), find_server_processes(url))
         metrics = {moment: stamped(snapshot) for moment, snapshot in recorder.metrics.items()}
@@ -107,6 +111,28 @@ def record_outside(
     found = derive_outside(files, copies, judge(copies).instances)
     assert found is not None
     show_outside(found, str(out), as_json)
+
+
+@contextmanager
+def _folder(folder: Path) -> Iterator[None]:
+    """A recording that did not begin leaves no folder behind."""
+    try:
+        yield
+    except ServerInfoUnavailable:
+        if not is_recording(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def _kept_in(folder: Path) -> Iterator[None]:
+    """Where the bundle cannot be written, the recording stays where it is."""
+    try:
+        yield
+    except (BundleError, OSError) as error:
+        what = error.what if isinstance(error, BundleError) else f"it cannot be written: {error.strerror}"
+        where = error.where if isinstance(error, BundleError) else str(error.filename)
+        raise UserError(what, where, f"what was recorded is kept: `kvwitness show {folder}` reads it") from error
 
 
 def given_sources(endpoint: str | None, replay: str | None) -> tuple[KvSource, ...] | None:

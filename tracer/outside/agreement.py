@@ -291,7 +291,9 @@ class _Context:
         ends = [r.released.t_ns for r in facts.requests if r.released is not None]
         self._journal_end = facts.wall_time_ns(max([last, *ends], default=0))
         pool = facts.facts.get("device_tokens")
-        self._overfull = isinstance(pool, int) and peak_tokens(ledger) > pool
+        # 0.5.10 tells of L1 alone, and only of what leaves L1 and L2 both.
+        self._l1_alone = not any(stay.tier == "L2" for stay in ledger.stays)
+        self._overfull = self._l1_alone and isinstance(pool, int) and peak_tokens(ledger) > pool
         self._hiradix = "HiRadix" in str(facts.facts.get("tree_class"))
 
     def name(self, tier: str, hooks: _Stays, mine: _Left, theirs: _Left) -> list[Difference]:
@@ -349,7 +351,7 @@ class _Context:
         return Name.UNEXPLAINED if mine else Name.NOT_KNOWN_TO_HOOKS
 
     def _no_removals(self, tier: str) -> bool:
-        return not any(one.tier == tier and one.ended is Ended.REMOVED for one in self._ledger.stays)
+        return self._l1_alone and not any(one.tier == tier and one.ended is Ended.REMOVED for one in self._ledger.stays)
 
     def _near_gap(self, stay: _Stay) -> bool:
         end = stay.until if stay.until is not None else 1 << 63
