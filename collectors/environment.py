@@ -56,6 +56,17 @@ class HostFacts(msgspec.Struct, frozen=True):
     unknown: tuple[str, ...]
 
 
+class MemoryReading(msgspec.Struct, frozen=True):
+    """Memory at one moment, in bytes (of GPUs in MiB). A NUMA node or GPU that cannot be read has no key."""
+
+    available: int
+    swap_used: int
+    server_rss: int | None
+    """Of the server's processes together; pages that they share count once for each. None: not seen from here."""
+    numa_free: dict[str, int]
+    gpu_used_mib: dict[str, int]
+
+
 class ProcessFacts(msgspec.Struct, frozen=True):
     """One process of the server. ``command`` has its credentials replaced."""
 
@@ -103,6 +114,37 @@ def host_facts() -> HostFacts:
         gpus=gpus,
         unknown=tuple(unknown),
     )
+
+
+def memory_reading(pids: Iterable[int] = (), *, gpus: bool = True) -> MemoryReading:
+    """Memory now: of this machine, of its NUMA nodes and GPUs, and of the processes ``pids``."""
+    found = _gpus()[0] if gpus else ()
+    rss = [size for pid in pids if (size := _rss(pid)) is not None]
+    return MemoryReading(
+        available=psutil.virtual_memory().available,
+        swap_used=psutil.swap_memory().used,
+        server_rss=sum(rss) if rss else None,
+        numa_free=_numa_free(),
+        gpu_used_mib={str(gpu.index): gpu.memory_used_mib for gpu in found if gpu.memory_used_mib is not None},
+    )
+
+
+def _rss(pid: int) -> int | None:
+    try:
+        return psutil.Process(pid).memory_info().rss
+    except psutil.Error:
+        return None
+
+
+def _numa_free() -> dict[str, int]:
+    """Free bytes by node, from ``/sys``. A node without memory has none."""
+    free: dict[str, int] = {}
+    for path in sorted(Path("/sys/devices/system/node").glob("node[0-9]*/meminfo")):
+        with suppress(OSError, ValueError, IndexError):
+            for line in path.read_text("utf-8", "replace").splitlines():
+                if "MemFree:" in line:
+                    free[path.parent.name] = int(line.split()[-2]) << 10
+    return free
 
 
 def find_server_processes(url: str) -> ServerProcesses:

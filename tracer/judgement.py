@@ -17,6 +17,8 @@ from kvwitness.tracer.verdicts.request import judge_request
 from kvwitness.tracer.verdicts.scope import scoped
 from kvwitness.tracer.verdicts.view import InstanceView
 
+__all__ = ["SCHEDULER_ROLE", "CounterWindow", "Judgement", "judge"]
+
 SCHEDULER_ROLE = "scheduler"
 
 

@@ -10,6 +10,7 @@ from kvwitness.collectors.metrics import (
     EVICTED_TOKENS,
     LOAD_BACK_TOKENS,
     MetricsDelta,
+    MetricsSnapshot,
     MetricsUnavailable,
     hicache_delta,
     parse_stamped,
@@ -26,9 +27,14 @@ def window_of(metrics: Mapping[str, str]) -> CounterWindow | None:
     if BEFORE not in metrics or AFTER not in metrics:
         return None
     try:
-        change = hicache_delta(parse_stamped(metrics[BEFORE]), parse_stamped(metrics[AFTER]))
+        return window_between(parse_stamped(metrics[BEFORE]), parse_stamped(metrics[AFTER]))
     except MetricsUnavailable:
         return None
+
+
+def window_between(before: MetricsSnapshot, after: MetricsSnapshot) -> CounterWindow:
+    """The window between two readings; what is not known is left out."""
+    change = hicache_delta(before, after)
     tokens = {name: gain for name, series in _COUNTERS.items() if (gain := _gain(change, series)) is not None}
     return CounterWindow(change.from_ns, change.to_ns, tokens)
 

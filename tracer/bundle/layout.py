@@ -7,6 +7,7 @@ A bundle is a folder, or a zip of that folder::
     journals/*.kvwj    what the processes recorded             requests.jsonl    what the client sent and saw
     verdicts.json      what follows from those two             spans.otlp.jsonl  the same as OTLP/JSON (optional)
     metrics/*.prom     the server's counters                   summary.md        all of it for people
+    witnesses/*        what was seen from outside (optional)   with derived.json: what follows from that
 
 ``sha256sum -c manifest.sha256`` works inside the folder.
 """
@@ -32,6 +33,7 @@ SPANS: Final = "spans.otlp.jsonl"
 SUMMARY: Final = "summary.md"
 JOURNALS: Final = "journals"
 METRICS: Final = "metrics"
+WITNESSES: Final = "witnesses"
 
 SELF_DESCRIBING: Final = frozenset({MANIFEST, MANIFEST_HASH})
 """The files that the manifest does not list."""

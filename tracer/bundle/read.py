@@ -26,6 +26,7 @@ from kvwitness.tracer.bundle.layout import (
     one_line,
 )
 from kvwitness.tracer.bundle.source import Problem, Source, Unreadable, open_source
+from kvwitness.tracer.bundle.witnesses import witnesses_in
 from kvwitness.tracer.model import RequestVerdict
 from kvwitness.tracer.protocol.record import RequestRecord
 
@@ -95,6 +96,12 @@ def read_bundle_metrics(path: Path) -> dict[str, str]:
     """The metrics that a bundle keeps, by moment. Raises :class:`BundleError`."""
     with open_source(path) as source:
         return metrics_in(source)
+
+
+def read_bundle_witnesses(path: Path) -> dict[str, bytes]:
+    """The files of the recording from outside in a bundle; empty without one. Raises :class:`BundleError`."""
+    with open_source(path) as source:
+        return witnesses_in(source)
 
 
 def metrics_in(source: Source) -> dict[str, str]:

@@ -12,6 +12,7 @@ import msgspec
 
 from kvwitness.tracer.bundle.layout import SkippedJournal
 from kvwitness.tracer.bundle.rows import rows_of
+from kvwitness.tracer.bundle.witnesses import Outside
 from kvwitness.tracer.model import CrossCheck, Link, RequestVerdict
 from kvwitness.tracer.protocol.record import RequestRecord
 
@@ -61,6 +62,7 @@ def render_summary(
     records: Sequence[RequestRecord],
     environment: Mapping[str, Any],
     skipped: Sequence[SkippedJournal] = (),
+    outside: Outside | None = None,
 ) -> str:
     """The text of ``summary.md``."""
     rows = rows_of(verdicts, records)
@@ -75,6 +77,8 @@ def render_summary(
         skipped=skipped,
         checks=[NamedCheck(finding.name, check) for finding in findings for check in finding.verdict.checks],
         settings=settings_of(environment),
+        outside=outside,
+        outside_checks=[NamedCheck("the server", check) for check in outside.statement.checks] if outside else [],
     )
 
 

@@ -44,6 +44,14 @@ from kvwitness.tracer.bundle.source import Problem, ProblemKind, Source, Unreada
 from kvwitness.tracer.bundle.spans import SpanLines, span_file
 from kvwitness.tracer.bundle.summary import render_summary
 from kvwitness.tracer.bundle.version import kvwitness_version
+from kvwitness.tracer.bundle.witnesses import (
+    DERIVED,
+    Outside,
+    derive_outside,
+    encode_outside,
+    witness_path,
+    witnesses_in,
+)
 
 
 class FileCheck(msgspec.Struct, frozen=True):
@@ -194,6 +202,7 @@ def _check_verdicts(
         return (), 0  # Already reported as changed.
     try:
         judged = judgement.judge(journals, reports_by_rid(requests), window_of(metrics_in(source)))
+        outside = derive_outside(witnesses_in(source), journals, judged.instances)
     except Exception as error:  # whatever a forged journal does to the judge must not hide the report
         message = f"the verdicts cannot be derived again: {type(error).__name__}: {one_line(error)}"
         return (problem(ProblemKind.VERDICT, VERDICTS, message),), 0
@@ -201,7 +210,7 @@ def _check_verdicts(
     difference = first_difference(stored, derived)
     if difference is not None:
         return (problem(ProblemKind.VERDICT, VERDICTS, f"{difference}{_other_version(manifest)}"),), len(derived)
-    found = _check_summary(source, manifest)
+    found = _check_outside(source, manifest, outside) + _check_summary(source, manifest, outside)
     if spans is not None:
         found += _check_spans(source, manifest, lambda: spans(judged, requests))
     return found, len(derived)
@@ -227,7 +236,21 @@ def _check_spans(source: Source, manifest: Manifest | None, lines: Callable[[], 
     return ()
 
 
-def _check_summary(source: Source, manifest: Manifest | None) -> tuple[Problem, ...]:
+def _check_outside(source: Source, manifest: Manifest | None, outside: Outside | None) -> tuple[Problem, ...]:
+    """What is said to follow from the witnesses. Its form is one version's."""
+    name = witness_path(DERIVED)
+    if manifest is None or manifest.kvwitness != kvwitness_version() or name not in source.names:
+        return ()
+    try:
+        shown = source.read(name)
+    except Unreadable:
+        return ()  # Already reported as changed.
+    if outside is None or shown != encode_outside(outside):
+        return (problem(ProblemKind.VERDICT, name, "it does not follow from what the witnesses said"),)
+    return ()
+
+
+def _check_summary(source: Source, manifest: Manifest | None, outside: Outside | None) -> tuple[Problem, ...]:
     """The summary is what people read, so it must say what the evidence says. Its wording is one version's."""
     if manifest is None or manifest.kvwitness != kvwitness_version() or not {SUMMARY, ENVIRONMENT} <= source.names:
         return ()
@@ -240,6 +263,7 @@ def _check_summary(source: Source, manifest: Manifest | None) -> tuple[Problem, 
             records=parse_requests(source.read(REQUESTS)),
             environment=parse_environment(source.read(ENVIRONMENT)),
             skipped=manifest.skipped_journals,
+            outside=outside,
         )
     except (FileInvalid, Unreadable) as error:
         return (problem(ProblemKind.MALFORMED, ENVIRONMENT, error),)

@@ -43,6 +43,7 @@ from kvwitness.tracer.bundle.snapshot import snapshot_bytes
 from kvwitness.tracer.bundle.spans import SpanLines, span_file
 from kvwitness.tracer.bundle.summary import render_summary
 from kvwitness.tracer.bundle.version import kvwitness_version
+from kvwitness.tracer.bundle.witnesses import DERIVED, derive_outside, encode_outside, witness_path
 from kvwitness.tracer.model import RequestVerdict
 from kvwitness.tracer.protocol.record import RequestRecord
 
@@ -55,6 +56,8 @@ class BundleInputs(msgspec.Struct, frozen=True):
     environment: dict[str, Any] = {}
     metrics: dict[str, str] = {}
     """The server's metrics as it answered them, by moment: ``before``, ``after``, and others of one word."""
+    witnesses: dict[str, bytes] = {}
+    """The files of a recording from outside, by name."""
     created: str | None = None
     """UTC, ISO 8601; None: now."""
 
@@ -121,6 +124,11 @@ def _fill(folder: Path, destination: Path, inputs: BundleInputs, spans: SpanLine
     journals, skipped = _add_journals(inputs.journals, add)
     judged = judgement.judge(journals, reports_by_rid(inputs.requests), window_of(inputs.metrics))
     add(VERDICTS, _pretty(judged.verdicts))
+    for name, content in inputs.witnesses.items():
+        add(witness_path(name), content)
+    outside = derive_outside(inputs.witnesses, journals, judged.instances)
+    if outside is not None:
+        add(witness_path(DERIVED), encode_outside(outside))
     if spans is not None:
         add(SPANS, span_file(spans(judged, inputs.requests)))
 
@@ -134,6 +142,7 @@ def _fill(folder: Path, destination: Path, inputs: BundleInputs, spans: SpanLine
         # As a reader will find it, so that the check of the summary sees the same order.
         environment=msgspec.json.decode((folder / ENVIRONMENT).read_bytes()),
         skipped=skipped,
+        outside=outside,
     )
     add(SUMMARY, summary.encode())
     manifest = Manifest(

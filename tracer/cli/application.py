@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, Lazy] = {
     "serve": Lazy("kvwitness.tracer.cli.serve:serve", "Run an SGLang server with tracing switched on."),
     "attach": Lazy("kvwitness.tracer.cli.attach:attach", "Begin to record on a running server that is on standby."),
     "detach": Lazy("kvwitness.tracer.cli.attach:detach", "Put a server's own functions back, and end the journals."),
+    "watch": Lazy("kvwitness.tracer.cli.watch:watch", "A running server's requests, tiers and rates as they come."),
     "run": Lazy("kvwitness.tracer.cli.run:run", "Drive a server through a protocol and keep the evidence."),
     "show": Lazy("kvwitness.tracer.cli.show:show", "Table of all requests in a bundle or a journal folder."),
     "explain": Lazy("kvwitness.tracer.cli.explain:explain", "Say on what the verdict about a request rests."),

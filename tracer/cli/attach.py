@@ -24,6 +24,7 @@ from kvwitness.collectors.target import (
 from kvwitness.patches.schema.control import ATTACH, DETACH, STATUS, Problem, State
 from kvwitness.tracer.cli.errors import UserError
 from kvwitness.tracer.cli.output import json_option, note, print_json
+from kvwitness.tracer.cli.outside import outside_options, record_outside
 
 _OUTSIDE: Final = "what the server itself reports is left: kvwitness run abc --url URL"
 _REMEDIES: Final[Mapping[str, str]] = {
@@ -66,8 +67,11 @@ def _target_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command()
 @_target_options
 @click.option("--yes", is_flag=True, help="Do not ask before the server is touched.")
+@outside_options
 @json_option
-def attach(url: str | None, pid: int | None, directory: Path | None, yes: bool, as_json: bool) -> None:
+def attach(
+    url: str | None, pid: int | None, directory: Path | None, yes: bool, as_json: bool, outside: bool, **recording: Any
+) -> None:
     """Begin to record on a running server that was started on standby; it is not stopped or restarted.
 
     Every rank or none. What its cache holds at that moment is recorded, so that a later read of it can be
@@ -76,7 +80,11 @@ def attach(url: str | None, pid: int | None, directory: Path | None, yes: bool, 
     \b
     Example:
       kvwitness attach --url http://127.0.0.1:30000
+      kvwitness attach --outside --url http://127.0.0.1:30000 --out bundle
     """
+    if outside:
+        record_outside(url, directory, as_json, **recording)
+        return
     with _no_target():
         target = _find(url, pid)
         ranks = _on_standby(target, folder_of(target, directory), State.IDLE)

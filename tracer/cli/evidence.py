@@ -12,14 +12,16 @@ from kvwitness.tracer import judgement
 from kvwitness.tracer.bundle.abc import why_stopped
 from kvwitness.tracer.bundle.layout import MANIFEST, REQUESTS, VERDICTS
 from kvwitness.tracer.bundle.places import no_bundle, recorded_journals
-from kvwitness.tracer.bundle.read import open_bundle
+from kvwitness.tracer.bundle.read import open_bundle, read_bundle_journals, read_bundle_witnesses
 from kvwitness.tracer.bundle.rows import one_of_series
 from kvwitness.tracer.bundle.snapshot import snapshot_bytes
 from kvwitness.tracer.bundle.verify import verify_bundle
+from kvwitness.tracer.bundle.witnesses import Outside, derive_outside
 from kvwitness.tracer.cli.bundles import bundle_errors
 from kvwitness.tracer.cli.errors import UserError
 from kvwitness.tracer.cli.output import note
 from kvwitness.tracer.model import RequestVerdict
+from kvwitness.tracer.outside.records import FILES, is_recording
 from kvwitness.tracer.protocol.record import RequestRecord
 
 
@@ -58,6 +60,22 @@ def load_evidence(path: Path) -> Evidence:
         raise UserError(f"{MANIFEST} is missing: not a complete bundle", str(path), f"see `kvwitness verify {path}`")
     journals = read_folder(path)
     return Evidence(str(path), judgement.judge(journals).verdicts, (), None)
+
+
+def load_outside(path: Path) -> Outside | None:
+    """What was recorded from outside at ``path``, a bundle or an unfinished recording; None where nothing was.
+
+    Raises :class:`UserError`.
+    """
+    if is_recording(path):
+        files = {name: (path / name).read_bytes() for name in FILES if (path / name).is_file()}
+        return derive_outside(files)
+    if not (path.is_file() or (path / MANIFEST).exists()):
+        return None
+    with bundle_errors():
+        files = read_bundle_witnesses(path)
+        journals = read_bundle_journals(path) if files else ()
+    return derive_outside(files, journals, judgement.judge(journals).instances) if files else None
 
 
 def read_folder(folder: Path) -> list[Journal]:

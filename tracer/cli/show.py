@@ -8,9 +8,11 @@ from typing import Final
 import click
 
 from kvwitness.tracer.bundle.rows import Row, rows_of
-from kvwitness.tracer.cli.evidence import load_evidence
+from kvwitness.tracer.cli.evidence import load_evidence, load_outside
 from kvwitness.tracer.cli.output import json_option, note, print_json
+from kvwitness.tracer.cli.outside import show_outside
 from kvwitness.tracer.cli.table import print_requests
+from kvwitness.tracer.outside.records import is_recording
 
 _HEALTH_CHECK: Final = "HEALTH_CHECK"
 """How the ids begin that SGLang gives to its own health checks."""
@@ -24,6 +26,8 @@ _HEALTH_CHECK: Final = "HEALTH_CHECK"
 def show(ctx: click.Context, path: Path, with_health_checks: bool, as_json: bool) -> None:
     """Show the requests in PATH: a bundle, or the folder that a server records into (also while it runs).
 
+    What was recorded from outside is shown as well, also from a recording that was not finished.
+
     Requests that SGLang sends itself to see whether it is healthy are left out and counted, except with --all
     and in --json. The exit code is 1 for a bundle that does not verify, and every sentence then says so.
 
@@ -31,20 +35,28 @@ def show(ctx: click.Context, path: Path, with_health_checks: bool, as_json: bool
     Example:
       kvwitness show kvwitness-data/20260102-030405
     """
+    if is_recording(path) and (recorded := load_outside(path)) is not None:
+        show_outside(recorded, str(path), as_json)
+        return
     evidence = load_evidence(path)
+    outside = load_outside(path)
     rows = rows_of(evidence.verdicts, evidence.requests)
     if as_json:
-        print_json({"path": evidence.path, "intact": evidence.intact, "requests": rows})
+        more = {} if outside is None else {"outside": outside}
+        print_json({"path": evidence.path, "intact": evidence.intact, "requests": rows, **more})
     else:
-        shown = [row for row in rows if with_health_checks or not _is_health_check(row)]
+        shown = [row for row in rows if with_health_checks or not is_health_check(row)]
         if shown:
             print_requests(shown, doubt=evidence.doubt)
-        else:
+        elif outside is None:
             click.echo(f"no requests yet in {path}")
+        if outside is not None:
+            show_outside(outside, str(path), False, evidence.doubt)
         if count := len(rows) - len(shown):
             note(f"left out: {count} health check{'' if count == 1 else 's'} of the server itself (--all shows them)")
     ctx.exit(1 if evidence.intact is False else 0)
 
 
-def _is_health_check(row: Row) -> bool:
+def is_health_check(row: Row) -> bool:
+    """Whether a request is one that SGLang sends itself."""
     return not row.series and row.request.startswith(_HEALTH_CHECK)

@@ -82,7 +82,7 @@ def follow(
     progress: Progress | None = None,
 ) -> LiveResult:
     """Send spans until ``stop`` is set (None: until SIGINT or SIGTERM), then send what is left, and end."""
-    with _stop_on_signal(stop) as until:
+    with stop_on_signal(stop) as until:
         say = progress or (lambda line: None)
         outbox = Outbox(sink, settle_s, say)
         follower = Follower(directory)
@@ -179,7 +179,7 @@ class Outbox:
 
 
 @contextmanager
-def _stop_on_signal(stop: Stop | None) -> Iterator[Stop]:
+def stop_on_signal(stop: Stop | None) -> Iterator[Stop]:
     """``stop`` itself; without one, an event that the first SIGINT or SIGTERM sets. A second one ends at once."""
     if stop is not None:
         yield stop
