@@ -641,7 +641,8 @@ class Ledger:
         self._host.freed(event.slots, moment)
         self._freed_since.extend(event.slots)
         self._left_l2.extend(
-            ft.HostVictim(moment, gone.node, gone.owner, gone.start, gone.end) for gone in self._residencies[closed:]
+            ft.HostVictim(moment, gone.since, gone.node, gone.owner, gone.start, gone.end)
+            for gone in self._residencies[closed:]
         )
         self._lost_while_copying(event.slots)
 

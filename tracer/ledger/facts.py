@@ -92,9 +92,10 @@ class Rejection(msgspec.Struct, frozen=True):
 
 
 class HostVictim(msgspec.Struct, frozen=True):
-    """A usable copy of ``[start, end)`` of ``owner``'s prefix that left L2."""
+    """A usable copy of ``[start, end)`` of ``owner``'s prefix that left L2, and since when it was there."""
 
     moment: Moment
+    since: Moment
     node: int
     owner: str | None
     start: int
