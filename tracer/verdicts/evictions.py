@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from kvwitness.patches.schema.events import Cause, Eviction
-from kvwitness.tracer.ledger.facts import EvictionCall, HostEviction, InstanceFacts, Moment
+from kvwitness.tracer.ledger.facts import EvictionCall, HostEviction, InstanceFacts, Moment, Victim
 from kvwitness.tracer.model import EventRef, Tier
 from kvwitness.tracer.verdicts.view import InstanceView
 
@@ -67,28 +67,26 @@ def forced_l1(view: InstanceView, call: EvictionCall) -> ForcedEviction:
         needed=needed,
         surplus=None if surplus is None else max(surplus, 0),
         overasked=None if needed is None else max(call.asked - needed, 0),
-        victims=taken_of(call),
+        victims=taken_of(instance, call),
         events=_refs(instance, call.begin, call.end),
     )
 
 
-def taken_of(call: EvictionCall) -> tuple[Taken, ...]:
-    """The victims of an L1 eviction in order. One that was written back first comes twice in a journal, here once."""
+def taken_of(instance: InstanceFacts, call: EvictionCall) -> tuple[Taken, ...]:
+    """The victims of an L1 eviction in order. One that is written back first may be recorded twice; here it is one."""
     settled = {victim.node for victim in call.victims if victim.how != Eviction.STAGED}
-    staged = {victim.node for victim in call.victims if victim.how == Eviction.STAGED}
+    until = call.end.seq if call.end is not None else instance.last_seq
+    written = {b.node for b in instance.backups if b.write_back and call.begin.seq < b.queued.seq < until}
     return tuple(
-        Taken(
-            victim.owner,
-            victim.start,
-            victim.end,
-            victim.tokens,
-            ("written back, then " if victim.how != Eviction.STAGED and victim.node in staged else "")
-            + Eviction.NAMES.get(victim.how, "evicted"),
-            victim.moment.seq,
-        )
+        Taken(victim.owner, victim.start, victim.end, victim.tokens, _outcome(victim, written), victim.moment.seq)
         for victim in call.victims
         if victim.how != Eviction.STAGED or victim.node not in settled
     )
+
+
+def _outcome(victim: Victim, written: set[int]) -> str:
+    name = Eviction.NAMES.get(victim.how, "evicted")
+    return f"written back, then {name}" if victim.how == Eviction.DEMOTED and victim.node in written else name
 
 
 def forced_l2(view: InstanceView, eviction: HostEviction) -> ForcedEviction:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from kvwitness.patches.schema.events import Cause, Refusal
+from kvwitness.patches.schema.events import Cause, Eviction, Refusal
 from kvwitness.tracer.ledger.facts import Backup, InstanceFacts, RequestFacts, Residency
 from kvwitness.tracer.model import Grade, Link, LinkEvidence, RangeVerdict, Reason, Tier
 from kvwitness.tracer.verdicts.l2 import covers
 from kvwitness.tracer.verdicts.links import Evidence
+from kvwitness.tracer.verdicts.rejections import last_rejection, rejected_words
 from kvwitness.tracer.verdicts.usage import Usage
 from kvwitness.tracer.verdicts.view import InstanceView, owners_of
 
@@ -86,8 +87,13 @@ def _lost(view: InstanceView, request: RequestFacts, usage: Usage, start: int, e
     acked = [b for b in view.backups_of(owners, request.epoch) if b.end > start]
     acked = [b for b in acked if b.start < end and b.acked is not None and b.acked.seq < before]
     if not covers([_as_residency(b) for b in acked], start, end):
-        detail = _why_not_backed_up(view.instance, acked, start, prior)
-        evidence.miss(Link.BACKED_UP, detail, match.moment)
+        rejection = last_rejection(view, owners, request.epoch, before, _covered_to(acked, start))
+        if rejection is not None:
+            detail = f"this prefix of request {prior}: {rejected_words(view, rejection)}"
+        else:
+            detail = _why_not_backed_up(view.instance, acked, start, prior)
+            detail += _left_without(view, owners, request, _covered_to(acked, start))
+        evidence.miss(Link.BACKED_UP, detail, *([rejection.moment] if rejection is not None else []), match.moment)
         return _range(view, usage, start, end, Reason.NEVER_BACKED_UP, detail, evidence.complete()[:1])
     held = view.l2_of(owners, request.epoch)
     live = [r for r in held if r.since.seq < before and (r.until is None or r.until.seq > before)]
@@ -106,6 +112,33 @@ def _lost(view: InstanceView, request: RequestFacts, usage: Usage, start: int, e
 def _as_residency(backup: Backup) -> Residency:
     assert backup.acked is not None
     return Residency("L2", backup.epoch, backup.owner, backup.node, backup.start, backup.end, backup.acked, None)
+
+
+def _covered_to(backups: list[Backup], start: int) -> int:
+    """The first position from ``start`` on that no backup covers."""
+    position = start
+    for backup in sorted(backups, key=lambda b: b.start):
+        if backup.start > position:
+            break
+        position = max(position, backup.end)
+    return position
+
+
+def _left_without(view: InstanceView, owners: set[str | None], request: RequestFacts, position: int) -> str:
+    """How it left L1 all the same."""
+    left = [
+        view.victim_at[r.until.seq]
+        for owner in owners
+        for r in view.l1_of(owner, request.epoch)
+        if r.start <= position < r.end and r.until is not None and r.until.seq in view.victim_at
+    ]
+    if not left:
+        return ""
+    call, victim = max(left, key=lambda one: one[1].moment.seq)
+    whom = f" for request {', '.join(call.rids)}" if call.rids else ""
+    if victim.how == Eviction.DEMOTED:
+        return f"; the tree demoted it from L1 all the same{whom}"
+    return f"; {Eviction.NAMES.get(victim.how, 'evicted')} from L1{whom}"
 
 
 def _why_not_backed_up(instance: InstanceFacts, acked: list[Backup], start: int, prior: str | None) -> str:

@@ -78,7 +78,7 @@ class InstanceView:
         """Backups of parts of the prefixes of ``owners``."""
         return [backup for owner in owners for backup in self._backups.get((owner, epoch), ())]
 
-    def l2_at(self, moment: Moment) -> tuple[int, int]:
+    def held_in_l2(self, moment: Moment) -> tuple[int, int]:
         """Tokens that L2 held at a moment, and how many of them L1 held as well."""
         held = [r for residencies in self._l2.values() for r in residencies if _at(r, moment)]
         twice = 0

@@ -13,10 +13,11 @@ from itertools import pairwise
 import msgspec
 
 from kvwitness.patches.schema.events import Eviction, Refusal
-from kvwitness.tracer.ledger.facts import Backup, MatchedNode, Moment, Rejection, RequestFacts, Residency, Victim
+from kvwitness.tracer.ledger.facts import Backup, MatchedNode, Moment, RequestFacts, Residency, Victim
 from kvwitness.tracer.model import EventRef
 from kvwitness.tracer.verdicts.evictions import ForcedEviction, forced_l1, forced_l2
 from kvwitness.tracer.verdicts.links import AT_ATTACH
+from kvwitness.tracer.verdicts.rejections import last_rejection, rejected_words
 from kvwitness.tracer.verdicts.view import InstanceView, owners_of
 
 _RESET = ("Reset", "HostClear")
@@ -108,15 +109,11 @@ class _Search:
         self._view = view
         self._request = request
         self._matched = matched
-        owners = owners_of(view, request)
+        owners = self._owners = owners_of(view, request)
         before = matched.seq
         self._l1 = [r for owner in owners for r in view.l1_of(owner, request.epoch) if r.since.seq < before]
         self._l2 = [r for r in view.l2_of(owners, request.epoch) if r.since.seq < before]
         self._backups = [b for b in view.backups_of(owners, request.epoch) if b.queued.seq < before]
-        self._rejections = [
-            r for r in view.instance.rejections if r.owner in owners and r.moment.seq < before
-            and r.epoch == request.epoch
-        ]  # fmt: skip
 
     def pieces(self, start: int, end: int, at: Callable[[int, int], Piece]) -> list[Piece]:
         """One answer for each part of ``[start, end)`` within which nothing changes."""
@@ -160,11 +157,23 @@ class _Search:
         if found is None:
             return self._piece(start, end, Because.UNKNOWN, "it left L1, and the event that says why is missing", until)
         call, victim = found
-        because = Because.LOST if victim.how in _LOST else Because.EVICTED
-        piece = self._piece(start, end, because, _became_of(victim), until)
+        because, answer = self._became_of(victim, start)
+        piece = self._piece(start, end, because, answer, until)
         eviction = forced_l1(self._view, call)
         places = tuple(place for place, taken in enumerate(eviction.victims, start=1) if taken.seq == until.seq)
         return msgspec.structs.replace(piece, eviction=eviction, places=places)
+
+    def _became_of(self, victim: Victim, position: int) -> tuple[Because, str]:
+        """The tree's word that a node was demoted is not enough: there has to be a copy."""
+        if victim.how in _LOST:
+            return Because.LOST, f"{Eviction.NAMES[victim.how]}: lost"
+        match = self._request.match
+        matched = match is not None and position < match.device + match.host
+        left = victim.moment.seq
+        copied = any(r.start <= position < r.end and (r.until is None or r.until.seq > left) for r in self._l2)
+        if matched or copied:
+            return Because.EVICTED, "evicted, its copy in L2 stayed"
+        return Because.LOST, "demoted, and no acknowledged copy in L2 was recorded: lost"
 
     # --- L2 ------------------------------------------------------------------------------------------
 
@@ -205,28 +214,14 @@ class _Search:
         earlier = self._before_this_epoch(start, end)
         if earlier is not None:
             return earlier
-        rejected = [r for r in self._rejections if self._concerns(r, start)]
         pending = _latest_backup(self._backups, start)
         if pending is not None and (pending.acked is None or pending.acked.seq > self._matched.seq):
             answer = "its copy to L2 was queued, and not acknowledged before the match"
             return self._piece(start, end, Because.UNFINISHED, answer, pending.queued)
-        if rejected:
-            return self._rejected(start, end, rejected[-1])
+        rejection = last_rejection(self._view, self._owners, self._request.epoch, self._matched.seq, start)
+        if rejection is not None:
+            return self._piece(start, end, Because.REJECTED, rejected_words(self._view, rejection), rejection.moment)
         return self._piece(start, end, Because.NEVER, f"no copy of it to L2 was recorded{self._policy()}")
-
-    def _rejected(self, start: int, end: int, rejection: Rejection) -> Piece:
-        """Also what the host pool was full of then: copies of what was in L1 all the same help nobody."""
-        answer = f"no host slots for its copy: {rejection.tokens} tokens to store, {rejection.available} free"
-        held, twice = self._view.l2_at(rejection.moment)
-        if held:
-            answer += f"; of the {held} tokens that L2 held then, {twice} were in L1 as well"
-        return self._piece(start, end, Because.REJECTED, answer, rejection.moment)
-
-    def _concerns(self, rejection: Rejection, position: int) -> bool:
-        if rejection.start >= 0:
-            return rejection.start <= position < rejection.end
-        # It was rejected while it was being put into the tree: where it stands was recorded right after.
-        return any(r.node == rejection.node and r.start <= position < r.end for r in self._l1)
 
     def _policy(self) -> str:
         facts = self._view.instance.facts
@@ -255,12 +250,6 @@ class _Search:
             before_match_ns=self._matched.t_ns - moment.t_ns if moment is not None else None,
             events=(EventRef(instance, moment.seq, moment.kind),) if moment is not None else (),
         )
-
-
-def _became_of(victim: Victim) -> str:
-    if victim.how in _LOST:
-        return f"{Eviction.NAMES[victim.how]}: lost"
-    return "evicted, its copy in L2 stayed" if victim.how == Eviction.DEMOTED else "evicted"
 
 
 def _latest(residencies: Iterable[Residency], position: int) -> Residency | None:
