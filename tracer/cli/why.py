@@ -22,7 +22,7 @@ from kvwitness.tracer.ledger.derive import derive
 from kvwitness.tracer.model import RequestVerdict, Tier
 from kvwitness.tracer.verdicts.evictions import ForcedEviction, Taken
 from kvwitness.tracer.verdicts.view import InstanceView
-from kvwitness.tracer.verdicts.why import Piece, Why, why_absent
+from kvwitness.tracer.verdicts.why import Because, Piece, Why, why_absent
 
 _VICTIMS: Final = 6
 """Victims that are shown, beside this request's own: an eviction can have thousands."""
@@ -58,7 +58,7 @@ def why_parts(why: Why) -> Iterator[RenderableType]:
         return
     prior = f"request {why.prior_rid}" if why.prior_rid is not None else "the cache that was attached to"
     for tier, pieces in ((Tier.L1, why.l1), (Tier.L2, why.l2)):
-        yield Text(f"Why not in {tier.value}? (tokens {why.in_l1} to {why.known}, which {prior} had)", style="bold")
+        yield Text(_question(tier, pieces, f"tokens {why.in_l1} to {why.known}, which {prior} had"), style="bold")
         told = 0
         for piece in pieces:
             yield Padding(Text(_answer(piece)), (0, 0, 0, 2))
@@ -67,6 +67,12 @@ def why_parts(why: Why) -> Iterator[RenderableType]:
                 told += 1
                 if told <= _TOLD:
                     yield Padding(_victims(piece.eviction.victims, piece.places), (0, 0, 0, 4))
+
+
+def _question(tier: Tier, pieces: Sequence[Piece], what: str) -> str:
+    if all(piece.because is Because.THERE for piece in pieces):
+        return f"In {tier.value}:"
+    return f"Why not in {tier.value}? ({what})"
 
 
 def _answer(piece: Piece) -> str:
