@@ -55,7 +55,7 @@ def _signature_line(report: VerifyReport, found: SignatureCheck | None) -> str |
         return f"signature not checked: {found.detail}; --key KEY.pub checks it"
     if found is None or found.outcome is not Outcome.VALID:
         return None
-    if changed := sum(problem.kind is not ProblemKind.VERDICT for problem in report.problems):
+    if changed := len({problem.path for problem in report.problems if problem.kind is not ProblemKind.VERDICT}):
         files = "1 file is" if changed == 1 else f"{changed} files are"
         return f"signature valid: {found.detail}, but {files} not as signed"
     return f"signature valid: {found.detail}"
