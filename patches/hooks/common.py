@@ -18,8 +18,10 @@ from kvwitness.patches.schema.events import (
     EvictBegin,
     EvictEnd,
     EvictHost,
+    EvictHostBegin,
     FactKind,
     Inserted,
+    L1Room,
     LoadBackDecided,
     Matched,
     MatchPurpose,
@@ -183,8 +185,24 @@ def enter_evict(w: Witness, args: Args, kwargs: Kwargs) -> tuple[int, int]:
         int(getattr(params, "mamba_num", 0)),
         tail=Tail.ints(reqs),
     )
+    w.emit(L1Room, call, _free_in_l1(args[0]))
     w.evict_calls.append(call)
     return call, int(getattr(args[0], "evictable_size_", 0))
+
+
+def _free_in_l1(tree: Any) -> int:
+    """Full-attention tokens that are free on the device, by the allocator's own count (the length of its free list).
+
+    Why an eviction was larger than it had to be is told with it. No link rests on it, so that an allocator which does
+    not say must not cost one: -1.
+    """
+    try:
+        allocator = tree.token_to_kv_pool_allocator
+        # With sliding-window KV beside it the allocator counts each, and before 0.5.10 has no count of both.
+        count = getattr(allocator, "full_available_size", None) or allocator.available_size
+        return int(count())
+    except Exception:
+        return -1
 
 
 def leave_evict(w: Witness, token: Any) -> None:
@@ -208,19 +226,25 @@ def evict_call(w: Witness) -> int:
 # --- L2 eviction -------------------------------------------------------------------------------------
 
 
-def enter_evict_host(w: Witness, args: Args, kwargs: Kwargs) -> int:
-    return 0 if w.controller is None else int(w.controller.mem_pool_host.available_size())
+def enter_evict_host(w: Witness, args: Args, kwargs: Kwargs) -> tuple[int, int]:
+    """The number of the eviction (0: not one of full-attention KV), and the free host slots before it."""
+    available = 0 if w.controller is None else int(w.controller.mem_pool_host.available_size())
+    if int(argument(args, kwargs, 2, "component_type", nodes.FULL)) != nodes.FULL:
+        return 0, available
+    call = w.next_call()
+    w.emit(EvictHostBegin, call, int(argument(args, kwargs, 1, "num_tokens")), available)
+    return call, available
 
 
 def after_evict_host(w: Witness, token: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
-    component = argument(args, kwargs, 2, "component_type", nodes.FULL)
-    if int(component) != nodes.FULL:
+    call, available = token
+    if not call:
         return
     # HiRadixCache returns nothing: then the pool's own count says it.
-    freed = int(w.controller.mem_pool_host.available_size()) - token if result is None else int(result)
+    freed = int(w.controller.mem_pool_host.available_size()) - available if result is None else int(result)
     cause, reqs = w.allocation()
     asked = int(argument(args, kwargs, 1, "num_tokens"))
-    w.emit(EvictHost, w.next_call(), cause, asked, freed, reqs[0] if reqs else 0)
+    w.emit(EvictHost, call, cause, asked, freed, reqs[0] if reqs else 0)
 
 
 # --- load-back ---------------------------------------------------------------------------------------

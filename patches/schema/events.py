@@ -663,6 +663,28 @@ class StorageChanged(Event):
     message: str
 
 
+# --- room before an eviction --------------------------------------------------------------------------
+
+
+@_event(120, "Qq")
+@dataclass(frozen=True, slots=True)
+class L1Room(Event):
+    """``free`` full-attention tokens of L1 were free when L1 eviction ``call`` began; -1: the allocator did not say."""
+
+    call: int
+    free: int
+
+
+@_event(121, "Qqq")
+@dataclass(frozen=True, slots=True)
+class EvictHostBegin(Event):
+    """L2 eviction ``call`` of ``asked`` tokens begins, with ``available`` host tokens free. EvictHost ends it."""
+
+    call: int
+    asked: int
+    available: int
+
+
 # --- attached to a running server --------------------------------------------------------------------
 
 

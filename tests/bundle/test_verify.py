@@ -14,15 +14,10 @@ import msgspec
 import pytest
 
 from kvwitness.tracer.bundle import BundleError, BundleInputs, ProblemKind, VerifyReport, verify_bundle, write_bundle
-from kvwitness.tracer.bundle.layout import Manifest, decode_manifest, encode_manifest, entry_of, hash_line
+from kvwitness.tracer.bundle.layout import decode_manifest, entry_of, hash_line
 
+from .forging import SELF, files_of, reseal, write_manifest
 from .runs import simple_judge
-
-SELF = {"manifest.json", "manifest.sha256"}
-
-
-def files_of(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 def names_in(report: VerifyReport) -> set[str]:
@@ -41,19 +36,6 @@ def check_lines(report: VerifyReport) -> None:
         assert "\n" not in line
         assert "Traceback" not in line
         assert line.isprintable(), line
-
-
-def reseal(folder: Path) -> None:
-    """Make the manifest fit the folder again, as a careful forger would."""
-    old = decode_manifest((folder / "manifest.json").read_bytes())
-    files = tuple(entry_of(name, (folder / name).read_bytes()) for name in files_of(folder) if name not in SELF)
-    write_manifest(folder, msgspec.structs.replace(old, files=files))
-
-
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    raw = encode_manifest(manifest)
-    (folder / "manifest.json").write_bytes(raw)
-    (folder / "manifest.sha256").write_bytes(hash_line(raw))
 
 
 def rezip(source: Path, target: Path, change: Callable[[str, bytes], bytes | None] = lambda name, raw: raw) -> Path:

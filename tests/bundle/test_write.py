@@ -52,12 +52,16 @@ def test_layout(folder: Path) -> None:
         "verdicts.json",
         "spans.otlp.jsonl",
         "summary.md",
+        "statement.json",
+        "ro-crate-metadata.json",
         "metrics/before.prom",
         "metrics/after.prom",
     } < names
     assert sum(name.startswith("journals/") and name.endswith(".kvwj") for name in names) == 2
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert [entry["path"] for entry in manifest["files"]] == sorted(names - {"manifest.json", "manifest.sha256"})
+    assert [entry["path"] for entry in manifest["files"]] == sorted(
+        names - {"manifest.json", "manifest.sha256", "statement.json"}
+    )
     assert manifest["created"] == CREATED
     subprocess.run(["sha256sum", "--check", "--quiet", "manifest.sha256"], cwd=folder, check=True)
 

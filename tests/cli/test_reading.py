@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from bundle.forging import reseal
 from bundle.runs import record_journal
 
 from kvwitness.tracer.bundle import BundleInputs, write_bundle
-from kvwitness.tracer.bundle.layout import decode_manifest, encode_manifest, hash_line, sha256
 from kvwitness.tracer.model import EventRef, LoadBack
 
 from .conftest import Command
@@ -116,16 +116,7 @@ def test_a_forged_verdict_is_not_shown_as_proven(kvwitness: Command, bundle: Pat
     """With every hash made to fit: only judging again tells."""
     path = bundle / "verdicts.json"
     path.write_bytes(path.read_bytes().replace(b"L2 reported", b"L2 read confirmed"))
-    manifest = decode_manifest((bundle / "manifest.json").read_bytes())
-    files = tuple(
-        msgspec.structs.replace(entry, bytes=path.stat().st_size, sha256=sha256(path.read_bytes()))
-        if entry.path == path.name
-        else entry
-        for entry in manifest.files
-    )
-    raw = encode_manifest(msgspec.structs.replace(manifest, files=files))
-    (bundle / "manifest.json").write_bytes(raw)
-    (bundle / "manifest.sha256").write_bytes(hash_line(raw))
+    reseal(bundle)
     result = kvwitness("explain", bundle, "--rid", "C")
     assert result.exit_code == 1
     assert "verdicts.json" in result.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from kvwitness.patches.schema.events import Refusal, ReleaseState
-from kvwitness.tracer.ledger.facts import ChunkFact, EpochFact
+from kvwitness.tracer.ledger.facts import ChunkFact, EpochFact, HostVictim, Rejection
 from kvwitness.tracer.spans import semconv as sc
 from kvwitness.tracer.spans.build import build_spans
 from kvwitness.tracer.spans.facts import model_of
@@ -149,6 +149,27 @@ def test_a_host_eviction_names_its_slots_and_its_cause() -> None:
     shown = span.attributes[sc.SLOTS]
     assert isinstance(shown, tuple) and len(shown) == 64 and shown[:2] == ("0..1", "2..3")
     assert span.attributes[sc.SLOT_RANGES] == 100
+
+
+def test_a_host_eviction_leads_to_the_copies_that_it_displaced() -> None:
+    copy = msgspec.structs.replace(l2(15, 20), node=7)
+    victim = HostVictim(at(20), at(15), 7, "L", 0, 64)
+    eviction = msgspec.structs.replace(host_eviction("R", 21), victims=(victim,), begin=at(19), available=32)
+    facts = instance(requests=(request("R", 10, 40),), host_evictions=(eviction,), residencies=(copy,))
+    spans = build_spans(judged(facts))
+    [span], [held] = named(spans, sc.HOST_EVICTION), named(spans, sc.RESIDENCY_L2)
+    assert LinkSpec(held.ref, sc.DISPLACED) in span.links
+    shown = [span.attributes[name] for name in (sc.EVICTION_RIDS, sc.EVICTION_FREE, sc.EVICTION_VICTIMS)]
+    assert shown == [("R",), 32, 1]
+
+
+def test_a_rejected_backup_names_who_asked_for_it_and_the_room() -> None:
+    rejected = Rejection(at(20), 1, "R", "R", 7, 0, 64, 64, 16)
+    facts = instance(requests=(request("R", 10, 40),), rejections=(rejected,))
+    spans = build_spans(judged(facts))
+    [span] = named(spans, sc.BACKUP_REJECTED)
+    assert span.links == (LinkSpec(named(spans, sc.REQUEST)[0].ref, sc.CAUSED_BY),)
+    assert (span.attributes[sc.EVICTION_FREE], span.attributes[sc.COUNT]) == (16, 64)
 
 
 def test_ranks_share_a_trace() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,14 +10,12 @@ import msgspec
 
 from kvwitness.collectors.environment import HostFacts, ServerProcesses
 from kvwitness.collectors.metrics import stamped
-from kvwitness.tracer.bundle.layout import one_line
+from kvwitness.tracer.bundle.ending import REACHED_ITS_END, STOPPED
 from kvwitness.tracer.bundle.summary import PROCESSES, RAW
 from kvwitness.tracer.bundle.write import BundleInputs
 from kvwitness.tracer.protocol.abc import AbcRun
 
 _FIRST_MOMENT: Final = "start"
-STOPPED: Final = "stopped"
-REACHED_ITS_END: Final = "no, it reached its end"
 
 
 def inputs_of_run(
@@ -62,13 +60,6 @@ def environment_of_run(run: AbcRun, host: HostFacts, processes: ServerProcesses,
         PROCESSES: msgspec.to_builtins(processes.processes),
         RAW: raw,
     }
-
-
-def why_stopped(environment: Mapping[str, Any]) -> str | None:
-    """Why the run of a bundle did not reach its end; None when it did, and for what was no run of the protocol."""
-    run = environment.get("run")
-    stopped = run.get(STOPPED) if isinstance(run, Mapping) else None
-    return one_line(stopped) if isinstance(stopped, str) and stopped != REACHED_ITS_END else None
 
 
 def metrics_of_run(run: AbcRun) -> dict[str, str]:

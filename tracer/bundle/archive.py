@@ -22,14 +22,14 @@ _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 """A zip needs a date; a fixed one gives the same bytes for the same bundle."""
 
 
-def write_zip(folder: Path, names: Iterable[str], destination: Path) -> None:
-    """Zip the files ``names`` of ``folder``, in order, into ``destination``, sealed."""
+def write_zip(files: Iterable[tuple[str, bytes]], destination: Path) -> None:
+    """Zip files, given with their names, in order, into ``destination``, sealed."""
     with zipfile.ZipFile(destination, "x") as archive:
-        for name in names:
+        for name, content in files:
             info = zipfile.ZipInfo(name, date_time=_EPOCH)
             info.compress_type = zipfile.ZIP_DEFLATED
             info.external_attr = 0o100644 << 16
-            archive.writestr(info, (folder / name).read_bytes())
+            archive.writestr(info, content)
         # The real seal comes last: its length is part of what it covers.
         archive.comment = b" " * _SEAL_BYTES
     with destination.open("r+b") as file:

@@ -8,8 +8,10 @@ A bundle is a folder, or a zip of that folder::
     verdicts.json      what follows from those two             spans.otlp.jsonl  the same as OTLP/JSON (optional)
     metrics/*.prom     the server's counters                   summary.md        all of it for people
     witnesses/*        what was seen from outside (optional)   with derived.json: what follows from that
+    statement.json     in-toto statement about all of these    statement.dsse.json   the same, signed (optional)
+    ro-crate-metadata.json   what the bundle is, for archives
 
-``sha256sum -c manifest.sha256`` works inside the folder.
+``sha256sum -c manifest.sha256`` works inside the folder. Schema 1 had neither statement nor RO-Crate.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import PurePosixPath, PureWindowsPath
-from typing import Final
+from typing import Any, Final, Literal
 
 import msgspec
 
-BUNDLE_SCHEMA: Final = 1
+BUNDLE_SCHEMA: Final = 2
 """Bumped when a file changes its name or meaning. Readers refuse a newer one."""
 
 MANIFEST: Final = "manifest.json"
@@ -31,12 +33,18 @@ REQUESTS: Final = "requests.jsonl"
 VERDICTS: Final = "verdicts.json"
 SPANS: Final = "spans.otlp.jsonl"
 SUMMARY: Final = "summary.md"
+CRATE: Final = "ro-crate-metadata.json"
+STATEMENT: Final = "statement.json"
+ENVELOPE: Final = "statement.dsse.json"
 JOURNALS: Final = "journals"
 METRICS: Final = "metrics"
 WITNESSES: Final = "witnesses"
 
-SELF_DESCRIBING: Final = frozenset({MANIFEST, MANIFEST_HASH})
-"""The files that the manifest does not list."""
+STATEMENT_SCHEMA: Final = 2
+"""Bundles of this schema and newer have a statement."""
+
+SELF_DESCRIBING: Final = frozenset({MANIFEST, MANIFEST_HASH, STATEMENT, ENVELOPE})
+"""The files that the manifest does not list: what describes it cannot be described by it."""
 
 REQUIRED: Final = (ENVIRONMENT, REQUESTS, VERDICTS, SUMMARY)
 """Without one of these a manifest describes no bundle."""
@@ -88,7 +96,7 @@ def sha256(content: bytes) -> str:
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """The bytes of ``manifest.json``: the same manifest gives the same bytes."""
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+    return pretty_json(manifest)
 
 
 def decode_manifest(raw: bytes) -> Manifest:
@@ -102,6 +110,11 @@ def decode_manifest(raw: bytes) -> Manifest:
             f"bundle schema {manifest.schema} is newer than this kvwitness reads ({BUNDLE_SCHEMA}); update kvwitness"
         )
     return manifest
+
+
+def pretty_json(value: Any, order: Literal["sorted"] | None = None) -> bytes:
+    """JSON as every file of the bundle has it: indented, with a line end."""
+    return msgspec.json.format(msgspec.json.encode(value, order=order), indent=2) + b"\n"
 
 
 def hash_line(manifest: bytes) -> bytes:

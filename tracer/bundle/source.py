@@ -48,6 +48,7 @@ class ProblemKind(StrEnum):
     MALFORMED = "malformed"
     UNSAFE = "unsafe"
     VERDICT = "verdict"
+    SIGNATURE = "signature"
 
 
 class Problem(msgspec.Struct, frozen=True):

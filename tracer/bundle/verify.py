@@ -11,6 +11,7 @@ from kvwitness.tracer import judgement
 from kvwitness.tracer.bundle.compare import first_difference
 from kvwitness.tracer.bundle.counters import window_of
 from kvwitness.tracer.bundle.layout import (
+    ENVELOPE,
     ENVIRONMENT,
     MANIFEST,
     MANIFEST_HASH,
@@ -18,6 +19,8 @@ from kvwitness.tracer.bundle.layout import (
     REQUIRED,
     SELF_DESCRIBING,
     SPANS,
+    STATEMENT,
+    STATEMENT_SCHEMA,
     SUMMARY,
     VERDICTS,
     FileEntry,
@@ -40,8 +43,18 @@ from kvwitness.tracer.bundle.read import (
     parse_verdicts,
 )
 from kvwitness.tracer.bundle.reports import reports_by_rid
+from kvwitness.tracer.bundle.signing import EnvelopeInvalid, Outcome, PublicKey, SignatureCheck, check_signature
 from kvwitness.tracer.bundle.source import Problem, ProblemKind, Source, Unreadable, open_source, problem
 from kvwitness.tracer.bundle.spans import SpanLines, span_file
+from kvwitness.tracer.bundle.statement import (
+    Statement,
+    StatementInvalid,
+    decode_statement,
+    digests_of,
+    encode_statement,
+    make_statement,
+    predicate_difference,
+)
 from kvwitness.tracer.bundle.summary import render_summary
 from kvwitness.tracer.bundle.version import kvwitness_version
 from kvwitness.tracer.bundle.witnesses import (
@@ -61,6 +74,7 @@ class FileCheck(msgspec.Struct, frozen=True):
     problems: tuple[Problem, ...]
     files: int
     """Number of files that were compared."""
+    statement: Statement | None = None
 
 
 class VerifyReport(msgspec.Struct, frozen=True):
@@ -75,18 +89,24 @@ class VerifyReport(msgspec.Struct, frozen=True):
     written_by: str | None
     """The kvwitness version that wrote the bundle."""
     checked_by: str
+    signature: SignatureCheck | None = None
+    """None for an unsigned bundle, when no key was asked for."""
 
 
-def verify_bundle(path: Path, *, spans: SpanLines | None = None) -> VerifyReport:
+def verify_bundle(path: Path, *, spans: SpanLines | None = None, key: PublicKey | None = None) -> VerifyReport:
     """Check the bundle at ``path``, a folder or a zip. With ``spans`` its spans are derived again, too.
+
+    With ``key`` it has to be signed by it: every :class:`~kvwitness.tracer.bundle.signing.Outcome` but ``valid`` is
+    a :class:`Problem`.
 
     Everything wrong *in* it becomes a :class:`Problem`. Raises
     :class:`~kvwitness.tracer.bundle.errors.BundleError` only when there is no bundle to check.
     """
     with open_source(path) as source:
         checked = check_files(source)
-        problems, count = _check_verdicts(source, checked.manifest, spans)
-    problems = (*checked.problems, *problems)
+        problems, count = _check_verdicts(source, checked, spans)
+        signature, wrong = _check_signature(source, key)
+    problems = (*checked.problems, *problems, *wrong)
     return VerifyReport(
         path=str(path),
         ok=not problems,
@@ -95,6 +115,7 @@ def verify_bundle(path: Path, *, spans: SpanLines | None = None) -> VerifyReport
         verdicts=count,
         written_by=checked.manifest.kvwitness if checked.manifest else None,
         checked_by=kvwitness_version(),
+        signature=signature,
     )
 
 
@@ -115,7 +136,9 @@ def check_files(source: Source) -> FileCheck:
             problems.append(found)
     for name in sorted(source.names - listed.keys() - SELF_DESCRIBING):
         problems.append(problem(ProblemKind.ADDED, name, "it is not in the manifest"))
-    return FileCheck(manifest=manifest, problems=tuple(problems), files=len(listed) + len(SELF_DESCRIBING))
+    statement = _check_statement(source, manifest, raw, listed, problems)
+    files = len(listed) + len(source.names & SELF_DESCRIBING)
+    return FileCheck(manifest=manifest, problems=tuple(problems), files=files, statement=statement)
 
 
 def _check_manifest(source: Source, problems: list[Problem]) -> tuple[Manifest | None, bytes | None]:
@@ -170,6 +193,47 @@ def _check_entry(source: Source, entry: FileEntry) -> Problem | None:
     return None
 
 
+def _check_statement(
+    source: Source, manifest: Manifest, raw: bytes, listed: dict[str, FileEntry], problems: list[Problem]
+) -> Statement | None:
+    """Read the statement, and compare its subjects with the manifest: what it says of the verdicts comes later."""
+    if manifest.schema < STATEMENT_SCHEMA:
+        return None
+    stated = _read(source, STATEMENT, problems)
+    if stated is None:
+        return None
+    try:
+        statement = decode_statement(stated)
+    except StatementInvalid as error:
+        problems.append(problem(ProblemKind.MALFORMED, STATEMENT, error))
+        return None
+    if encode_statement(statement) != stated:
+        problems.append(problem(ProblemKind.CHANGED, STATEMENT, "it is not in the form that kvwitness writes"))
+    known = {one.path for one in problems}
+    expected = {MANIFEST: sha256(raw)} | {path: entry.sha256 for path, entry in listed.items()}
+    digests = digests_of(statement)
+    for name in sorted(expected.keys() | digests.keys()):
+        if expected.get(name) != digests.get(name) and name not in known:
+            problems.append(
+                problem(ProblemKind.CHANGED, name, f"it is not the file that {STATEMENT} is about (sha256)")
+            )
+    return statement
+
+
+def _check_signature(source: Source, key: PublicKey | None) -> tuple[SignatureCheck | None, tuple[Problem, ...]]:
+    """Of a bundle without a readable statement nothing is signed."""
+    try:
+        envelope = source.read(ENVELOPE) if ENVELOPE in source.names else None
+        statement = source.read(STATEMENT) if STATEMENT in source.names else b""
+        found = check_signature(statement, envelope, key)
+    except (EnvelopeInvalid, Unreadable) as error:
+        return None, (problem(ProblemKind.SIGNATURE, ENVELOPE, error),)
+    if found is None or found.outcome in (Outcome.VALID, Outcome.NOT_CHECKED):
+        return found, ()
+    words = found.outcome.value.replace("_", " ")
+    return found, (problem(ProblemKind.SIGNATURE, ENVELOPE, f"{words}: {found.detail}"),)
+
+
 def _read(source: Source, name: str, problems: list[Problem]) -> bytes | None:
     if name not in source.names:
         if all(one.path != name for one in problems):
@@ -185,10 +249,9 @@ def _read(source: Source, name: str, problems: list[Problem]) -> bytes | None:
 # --- the verdicts --------------------------------------------------------------------------------------
 
 
-def _check_verdicts(
-    source: Source, manifest: Manifest | None, spans: SpanLines | None
-) -> tuple[tuple[Problem, ...], int]:
+def _check_verdicts(source: Source, checked: FileCheck, spans: SpanLines | None) -> tuple[tuple[Problem, ...], int]:
     """Judge the evidence again and compare; also of a bundle whose files were changed, to say what it did."""
+    manifest = checked.manifest
     if not {REQUESTS, VERDICTS} <= source.names:
         return (), 0  # Already reported as missing, and nothing to compare without them.
     try:
@@ -211,6 +274,7 @@ def _check_verdicts(
     if difference is not None:
         return (problem(ProblemKind.VERDICT, VERDICTS, f"{difference}{_other_version(manifest)}"),), len(derived)
     found = _check_outside(source, manifest, outside) + _check_summary(source, manifest, outside)
+    found += _check_predicate(source, checked, judged)
     if spans is not None:
         found += _check_spans(source, manifest, lambda: spans(judged, requests))
     return found, len(derived)
@@ -248,6 +312,19 @@ def _check_outside(source: Source, manifest: Manifest | None, outside: Outside |
     if outside is None or shown != encode_outside(outside):
         return (problem(ProblemKind.VERDICT, name, "it does not follow from what the witnesses said"),)
     return ()
+
+
+def _check_predicate(source: Source, checked: FileCheck, judged: judgement.Judgement) -> tuple[Problem, ...]:
+    """What is signed must be what the evidence says. Its wording is one version's."""
+    manifest, statement = checked.manifest, checked.statement
+    if manifest is None or statement is None or manifest.kvwitness != kvwitness_version():
+        return ()
+    try:
+        derived = make_statement(manifest, judged, parse_environment(source.read(ENVIRONMENT)))
+    except (KeyError, FileInvalid, Unreadable):
+        return ()  # Already reported as missing or changed.
+    difference = predicate_difference(statement.predicate, derived.predicate)
+    return () if difference is None else (problem(ProblemKind.VERDICT, STATEMENT, difference),)
 
 
 def _check_summary(source: Source, manifest: Manifest | None, outside: Outside | None) -> tuple[Problem, ...]:

@@ -18,14 +18,17 @@ from kvwitness.collectors.journal import Journal, JournalUnreadable, parse_journ
 from kvwitness.tracer import judgement
 from kvwitness.tracer.bundle.archive import write_zip
 from kvwitness.tracer.bundle.counters import window_of
+from kvwitness.tracer.bundle.crate import render_crate
 from kvwitness.tracer.bundle.errors import BundleError
 from kvwitness.tracer.bundle.layout import (
     BUNDLE_SCHEMA,
+    CRATE,
     ENVIRONMENT,
     MANIFEST,
     MANIFEST_HASH,
     REQUESTS,
     SPANS,
+    STATEMENT,
     SUMMARY,
     VERDICTS,
     FileEntry,
@@ -37,10 +40,12 @@ from kvwitness.tracer.bundle.layout import (
     journal_path,
     metrics_path,
     one_line,
+    pretty_json,
 )
 from kvwitness.tracer.bundle.reports import reports_by_rid
 from kvwitness.tracer.bundle.snapshot import snapshot_bytes
 from kvwitness.tracer.bundle.spans import SpanLines, span_file
+from kvwitness.tracer.bundle.statement import encode_statement, make_statement
 from kvwitness.tracer.bundle.summary import render_summary
 from kvwitness.tracer.bundle.version import kvwitness_version
 from kvwitness.tracer.bundle.witnesses import DERIVED, derive_outside, encode_outside, witness_path
@@ -107,7 +112,7 @@ def write_bundle(
 
 
 def _fill(folder: Path, destination: Path, inputs: BundleInputs, spans: SpanLines | None) -> BundleInfo:
-    """Write every file of the bundle. What exists nowhere else comes first, the manifest last."""
+    """Write every file of the bundle. What exists nowhere else comes first, then what describes the rest."""
     files: dict[str, FileEntry] = {}
 
     def add(path: str, content: bytes) -> None:
@@ -119,11 +124,11 @@ def _fill(folder: Path, destination: Path, inputs: BundleInputs, spans: SpanLine
     add(REQUESTS, b"".join(msgspec.json.encode(record) + b"\n" for record in inputs.requests))
     for moment, text in inputs.metrics.items():
         add(metrics_path(moment), text.encode("utf-8", "replace"))
-    add(ENVIRONMENT, _pretty(inputs.environment, order="sorted"))
+    add(ENVIRONMENT, pretty_json(inputs.environment, order="sorted"))
 
     journals, skipped = _add_journals(inputs.journals, add)
     judged = judgement.judge(journals, reports_by_rid(inputs.requests), window_of(inputs.metrics))
-    add(VERDICTS, _pretty(judged.verdicts))
+    add(VERDICTS, pretty_json(judged.verdicts))
     for name, content in inputs.witnesses.items():
         add(witness_path(name), content)
     outside = derive_outside(inputs.witnesses, journals, judged.instances)
@@ -134,17 +139,23 @@ def _fill(folder: Path, destination: Path, inputs: BundleInputs, spans: SpanLine
 
     created = inputs.created or datetime.now(UTC).isoformat(timespec="seconds")
     version = kvwitness_version()
+    # As a reader will find it, so that the check of what follows from it sees the same order.
+    environment = msgspec.json.decode((folder / ENVIRONMENT).read_bytes())
     summary = render_summary(
         created=created,
         version=version,
         verdicts=judged.verdicts,
         records=inputs.requests,
-        # As a reader will find it, so that the check of the summary sees the same order.
-        environment=msgspec.json.decode((folder / ENVIRONMENT).read_bytes()),
+        environment=environment,
         skipped=skipped,
         outside=outside,
     )
     add(SUMMARY, summary.encode())
+    described = [files[path] for path in sorted(files)]
+    crate = render_crate(
+        created=created, version=version, files=described, verdicts=judged.verdicts, environment=environment
+    )
+    add(CRATE, crate)
     manifest = Manifest(
         schema=BUNDLE_SCHEMA,
         kvwitness=version,
@@ -155,6 +166,8 @@ def _fill(folder: Path, destination: Path, inputs: BundleInputs, spans: SpanLine
     raw = encode_manifest(manifest)
     (folder / MANIFEST).write_bytes(raw)
     (folder / MANIFEST_HASH).write_bytes(hash_line(raw))
+    # Last, and only here: it is about everything else, also when a run was stopped early or went on later.
+    (folder / STATEMENT).write_bytes(encode_statement(make_statement(manifest, judged, environment)))
     return BundleInfo(path=destination, manifest=manifest, verdicts=judged.verdicts)
 
 
@@ -200,9 +213,9 @@ def _publish_folder(partial: Path, destination: Path, replace: bool) -> None:
 
 def _publish_zip(partial: Path, destination: Path, manifest: Manifest, replace: bool) -> None:
     fresh = partial.with_name(f"{partial.name}.zip")
-    names = sorted([MANIFEST, MANIFEST_HASH, *(entry.path for entry in manifest.files)])
+    names = sorted([MANIFEST, MANIFEST_HASH, STATEMENT, *(entry.path for entry in manifest.files)])
     try:
-        write_zip(partial, names, fresh)
+        write_zip(((name, (partial / name).read_bytes()) for name in names), fresh)
         if not replace and _occupied(destination):
             raise BundleError("something was put there meanwhile", str(destination), "name another place")
         fresh.replace(destination)
@@ -235,7 +248,3 @@ def _looks_like_a_bundle(path: Path) -> bool:
 def _nearest_folder(path: Path) -> Path:
     """The closest parent of ``path`` that exists."""
     return next(parent for parent in path.absolute().parents if parent.exists())
-
-
-def _pretty(value: Any, order: Any = None) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(value, order=order), indent=2) + b"\n"

@@ -28,6 +28,8 @@ COMMANDS: Mapping[str, Lazy] = {
     "show": Lazy("kvwitness.tracer.cli.show:show", "Table of all requests in a bundle or a journal folder."),
     "explain": Lazy("kvwitness.tracer.cli.explain:explain", "Say on what the verdict about a request rests."),
     "verify": Lazy("kvwitness.tracer.cli.verify:verify", "Check a bundle, and derive its verdicts again."),
+    "sign": Lazy("kvwitness.tracer.cli.sign:sign", "Sign a bundle, so that others can tell whose it is."),
+    "key": Lazy("kvwitness.tracer.cli.sign:key", "Make keys to sign bundles with."),
     "report": Lazy("kvwitness.tracer.cli.report:report", "Write a report about a bundle: one HTML page, or Markdown."),
     "compare": Lazy("kvwitness.tracer.cli.compare:compare", "Compare two bundles made under the same conditions."),
     "export": Lazy("kvwitness.tracer.cli.export:export", "Send a bundle's spans to an OTLP endpoint."),

@@ -9,7 +9,7 @@ import msgspec
 
 from kvwitness.collectors.journal import Journal, JournalUnreadable, parse_journal
 from kvwitness.tracer import judgement
-from kvwitness.tracer.bundle.abc import why_stopped
+from kvwitness.tracer.bundle.ending import why_stopped
 from kvwitness.tracer.bundle.layout import MANIFEST, REQUESTS, VERDICTS
 from kvwitness.tracer.bundle.places import no_bundle, recorded_journals
 from kvwitness.tracer.bundle.read import open_bundle, read_bundle_journals, read_bundle_witnesses

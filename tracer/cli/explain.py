@@ -15,40 +15,51 @@ from rich.text import Text
 from kvwitness.tracer.cli.evidence import find_request, load_evidence
 from kvwitness.tracer.cli.output import console, display, json_option, print_json
 from kvwitness.tracer.cli.table import GRADE_STYLE, grade_text
+from kvwitness.tracer.cli.why import find_why, why_parts
 from kvwitness.tracer.model import CrossCheck, EventRef, LinkEvidence, LoadBack, RangeVerdict, RequestVerdict
+from kvwitness.tracer.verdicts.why import Why
 
 _ANSWER = {True: ("agrees", "green"), False: ("DISAGREES", "bold red"), None: ("not comparable", "dim")}
 
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--rid", required=True, help="Request id, the unique beginning of one, or a series (A, B, C).")
+@click.argument("request", required=False)
+@click.option("--rid", help="The same as REQUEST.")
 @json_option
 @click.pass_context
-def explain(ctx: click.Context, path: Path, rid: str, as_json: bool) -> None:
+def explain(ctx: click.Context, path: Path, request: str | None, rid: str | None, as_json: bool) -> None:
     """Explain the verdict about one request in PATH, a bundle or a folder of journals.
 
-    Shows the claim for each token range, what was seen for each link of its chain of evidence with the
+    REQUEST is a request id, the unique beginning of one, or a series (A, B, C).
+
+    Shows the claim for each token range; why a prefix that an earlier request had was not in L1, and why not in L2,
+    with the request whose allocation displaced it; what was seen for each link of the chain of evidence with the
     numbers of the recorded events, what is missing and how to obtain it, and what other witnesses say.
     The exit code is 1 for a bundle that does not verify, and the sentence then says so.
 
     \b
     Example:
-      kvwitness explain bundle --rid C
+      kvwitness explain bundle C
     """
+    if (wanted := request or rid) is None or (request and rid):
+        raise click.UsageError("name one request: kvwitness explain PATH REQUEST")
     evidence = load_evidence(path)
-    verdict = find_request(evidence, rid)
+    verdict = find_request(evidence, wanted)
+    why = find_why(path, verdict)
     if as_json:
-        print_json({"path": evidence.path, "intact": evidence.intact, "verdict": verdict})
+        print_json({"path": evidence.path, "intact": evidence.intact, "verdict": verdict, "why": why})
     else:
-        display(console(), *_parts(verdict, evidence.doubt))
+        display(console(), *_parts(verdict, why, evidence.doubt))
     ctx.exit(1 if evidence.intact is False else 0)
 
 
-def _parts(verdict: RequestVerdict, doubt: str) -> Iterator[RenderableType]:
+def _parts(verdict: RequestVerdict, why: Why | None, doubt: str) -> Iterator[RenderableType]:
     yield Text.assemble((doubt, "bold red"), (verdict.sentence, f"bold {GRADE_STYLE[verdict.grade]}"))
     yield Text(_about(verdict), style="dim")
     yield _range_table(verdict.ranges)
+    if why is not None:
+        yield from why_parts(why)
     for piece in verdict.ranges:
         if piece.links:
             yield Text(f"tokens {piece.start} to {piece.end}", style="bold")

@@ -74,6 +74,7 @@ class _OpenEviction:
     victims: list[ft.Victim] = field(default_factory=list)
     freed: int | None = None
     end: ft.Moment | None = None
+    free: int | None = None
 
 
 class Ledger:
@@ -107,6 +108,10 @@ class Ledger:
         self._evicting: list[_OpenEviction] = []
         self._host_evictions: list[ft.HostEviction] = []
         self._freed_since: list[ev.Run] = []
+        self._left_l2: list[ft.HostVictim] = []
+        """Usable copies in these slots."""
+        self._evicting_host: tuple[ev.EvictHostBegin, ft.Moment] | None = None
+        self._rejections: list[ft.Rejection] = []
         self._prefetches: list[ft.Prefetch] = []
         self._asked: dict[str, ft.Moment] = {}
         self._residencies: list[ft.Residency] = []
@@ -139,6 +144,7 @@ class Ledger:
             ev.AbortedInQueue: self._aborted,
             ev.Inserted: self._inserted,
             ev.EvictBegin: self._evict_begin,
+            ev.L1Room: self._l1_room,
             ev.EvictedL1: self._evicted,
             ev.EvictEnd: self._evict_end,
             ev.Reset: self._reset,
@@ -151,6 +157,8 @@ class Ledger:
             ev.HostAlloc: self._host_alloc,
             ev.HostFree: self._host_free,
             ev.HostClear: self._host_clear,
+            ev.BackupRejected: self._backup_rejected,
+            ev.EvictHostBegin: self._evict_host_begin,
             ev.EvictHost: self._evict_host,
             ev.BackupDigested: self._pages.backed_up,
             ev.LoadDigested: self._pages.loaded,
@@ -416,6 +424,11 @@ class Ledger:
         call = self._evictions[event.call] = _OpenEviction(event, self._epoch, rids, moment)
         self._evicting.append(call)
 
+    def _l1_room(self, event: ev.L1Room, _: ft.Moment) -> None:
+        call = self._evictions.get(event.call)
+        if call is not None and event.free >= 0:
+            call.free = event.free
+
     def _evicted(self, event: ev.EvictedL1, moment: ft.Moment) -> None:
         if event.how in _LEFT_L1:
             wrong = self._tree.impossible(event.node, event.start, event.end)
@@ -628,8 +641,13 @@ class Ledger:
         if event.pool != ANCHOR_POOL:
             return
         self._check_count(event, sum(run.length for run in event.slots))
+        closed = len(self._residencies)
         self._host.freed(event.slots, moment)
         self._freed_since.extend(event.slots)
+        self._left_l2.extend(
+            ft.HostVictim(moment, gone.since, gone.node, gone.owner, gone.start, gone.end)
+            for gone in self._residencies[closed:]
+        )
         self._lost_while_copying(event.slots)
 
     def _lost_while_copying(self, slots: tuple[ev.Run, ...] | None) -> None:
@@ -651,7 +669,22 @@ class Ledger:
             self._lost_while_copying(None)
             self._counted = event.seq
 
+    def _backup_rejected(self, event: ev.BackupRejected, moment: ft.Moment) -> None:
+        owner, start, end = self._tree.holds(event.node)
+        rid = self._name(event.req)
+        self._rejections.append(
+            ft.Rejection(moment, self._epoch, rid, owner or rid, event.node, start, end, event.tokens, event.available)
+        )
+
+    def _evict_host_begin(self, event: ev.EvictHostBegin, moment: ft.Moment) -> None:
+        self._evicting_host = (event, moment)
+        self._freed_since.clear()
+        self._left_l2.clear()
+
     def _evict_host(self, event: ev.EvictHost, moment: ft.Moment) -> None:
+        begin, self._evicting_host = self._evicting_host, None
+        if begin is not None and begin[0].call != event.call:
+            begin = None
         self._host_evictions.append(
             ft.HostEviction(
                 event.call,
@@ -662,9 +695,13 @@ class Ledger:
                 event.freed,
                 tuple(self._freed_since),
                 moment,
+                tuple(self._left_l2),
+                begin[1] if begin is not None else None,
+                begin[0].available if begin is not None else None,
             )
         )
         self._freed_since.clear()
+        self._left_l2.clear()
 
     # --- L3 ------------------------------------------------------------------------------------------
 
@@ -763,6 +800,7 @@ class Ledger:
             residencies=tuple(self._residencies),
             found=tuple(self._found),
             chains=self._chains,
+            rejections=tuple(self._rejections),
             epochs=tuple(self._epochs),
             gaps=tuple(self._gaps),
             anomalies=tuple(self._anomalies),
@@ -859,6 +897,7 @@ def _freeze_eviction(e: _OpenEviction) -> ft.EvictionCall:
         begin=e.moment,
         end=e.end,
         victims=tuple(e.victims),
+        free=e.free,
     )
 
 

@@ -71,6 +71,37 @@ class EvictionCall(msgspec.Struct, frozen=True):
     begin: Moment
     end: Moment | None
     victims: tuple[Victim, ...]
+    free: int | None = None
+    """Tokens that were free in L1 when it began (None: not recorded)."""
+
+
+class Rejection(msgspec.Struct, frozen=True):
+    """A backup that found no host slots, also after an L2 eviction for it."""
+
+    moment: Moment
+    epoch: int
+    rid: str | None
+    """The request whose insert or allocation asked for it."""
+    owner: str | None
+    """The request whose token prefix the node holds (None: not known)."""
+    node: int
+    start: int
+    end: int
+    """Positions, -1 when the ledger does not know the node."""
+    tokens: int
+    available: int
+    """Host tokens that were free."""
+
+
+class HostVictim(msgspec.Struct, frozen=True):
+    """A usable copy of ``[start, end)`` of ``owner``'s prefix that left L2, and since when it was there."""
+
+    moment: Moment
+    since: Moment
+    node: int
+    owner: str | None
+    start: int
+    end: int
 
 
 class HostEviction(msgspec.Struct, frozen=True):
@@ -84,6 +115,12 @@ class HostEviction(msgspec.Struct, frozen=True):
     freed: int
     slots: tuple[Run, ...]
     end: Moment
+    victims: tuple[HostVictim, ...] = ()
+    """The usable copies among these, in order."""
+    begin: Moment | None = None
+    """None: not recorded. Slots that were given back since the eviction before count as its own then."""
+    available: int | None = None
+    """Host tokens that were free when it began."""
 
 
 class Residency(msgspec.Struct, frozen=True):
@@ -373,6 +410,7 @@ class InstanceFacts(msgspec.Struct, frozen=True):
     """The prefix digests of every request, by its id."""
     last_ns: int = 0
     """Time of the last event."""
+    rejections: tuple[Rejection, ...] = ()
 
     def wall_time_ns(self, t_ns: int) -> int:
         """Wall-clock time (ns since the epoch) of a monotonic reading of this instance."""

@@ -297,6 +297,13 @@ class TreeView:
         node = self._nodes.get(number)
         return node.chain if node is not None else None
 
+    def holds(self, number: int) -> tuple[str | None, int, int]:
+        """Whose prefix a node holds, and which positions of it; None and -1 for what is not known."""
+        node = self._nodes.get(number)
+        if node is None:
+            return None, -1, -1
+        return (node.chain.rid if node.chain is not None else None), node.start, node.end
+
     def matched(self, path: tuple[PathNode, ...], chain: Chain | None) -> tuple[MatchedNode, ...]:
         """What is known of a matched path right now."""
         grid = chain.grid if chain is not None else 0

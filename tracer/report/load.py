@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from kvwitness.tracer import judgement
-from kvwitness.tracer.bundle.abc import why_stopped
 from kvwitness.tracer.bundle.counters import window_of
+from kvwitness.tracer.bundle.ending import why_stopped
 from kvwitness.tracer.bundle.layout import Manifest, encode_manifest, sha256
 from kvwitness.tracer.bundle.read import open_bundle, read_bundle_journals, read_bundle_metrics
 from kvwitness.tracer.bundle.reports import reports_by_rid

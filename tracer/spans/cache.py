@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvwitness.patches.schema.events import Cause, Eviction
-from kvwitness.tracer.ledger.facts import Backup, EvictionCall, HostEviction, Moment, Residency, Victim
+from kvwitness.tracer.ledger.facts import Backup, EvictionCall, HostEviction, Moment, Rejection, Residency, Victim
 from kvwitness.tracer.spans import semconv as sc
 from kvwitness.tracer.spans.facts import duration, extent, known, pool_attributes, seqs, slots
 from kvwitness.tracer.spans.index import InstanceIndex, RequestUse
@@ -18,6 +18,7 @@ def cache_spans(index: InstanceIndex) -> Iterator[SpanSpec]:
     spans = [span for call in index.facts.evictions for span in _eviction(index, call)]
     spans += (_backup(index, backup) for backup in index.facts.backups)
     spans += (_residency(index, residency) for residency in index.facts.residencies)
+    spans += (_rejection(index, rejection) for rejection in index.facts.rejections)
     spans += (_host_eviction(index, eviction) for eviction in index.facts.host_evictions)
     spans += (load_span(index, load, None) for load in index.facts.loads if index.use_of_load(load) is None)
     spans += (prefetch_span(index, p) for p in index.facts.prefetches if index.use_of_prefetch(p) is None)
@@ -44,6 +45,7 @@ def _epochs(index: InstanceIndex) -> list[int]:
     used.update(request.epoch for request in facts.requests)
     used.update(call.epoch for call in facts.evictions)
     used.update(eviction.epoch for eviction in facts.host_evictions)
+    used.update(rejection.epoch for rejection in facts.rejections)
     used.update(backup.epoch for backup in facts.backups)
     used.update(load.epoch for load in facts.loads)
     used.update(prefetch.epoch for prefetch in facts.prefetches)
@@ -87,6 +89,8 @@ def _eviction(index: InstanceIndex, call: EvictionCall) -> Iterator[SpanSpec]:
         sc.EVICTION_CAUSE: Cause.NAMES.get(call.cause, str(call.cause)),
         sc.EVICTION_ASKED: call.asked,
         sc.EVICTION_FREED: call.freed,
+        sc.EVICTION_FREE: call.free,
+        sc.EVICTION_RIDS: call.rids or None,
         sc.EVICTION_VICTIMS: len(call.victims),
     }
     yield _span(
@@ -126,16 +130,34 @@ def _victim(index: InstanceIndex, call: EvictionCall, victim: Victim, eviction: 
 
 
 def _host_eviction(index: InstanceIndex, eviction: HostEviction) -> SpanSpec:
-    attributes: dict[str, Value] = {
+    attributes: dict[str, Value | None] = {
         sc.EVICTION_CALL: eviction.call,
         sc.EVICTION_CAUSE: Cause.NAMES.get(eviction.cause, str(eviction.cause)),
         sc.EVICTION_ASKED: eviction.asked,
         sc.EVICTION_FREED: eviction.freed,
+        sc.EVICTION_FREE: eviction.available,
+        sc.EVICTION_RIDS: (eviction.rid,) if eviction.rid is not None else None,
+        sc.EVICTION_VICTIMS: len(eviction.victims),
         **slots(eviction.slots),
     }
-    ref = index.host_eviction_ref(eviction.epoch, eviction.end)
-    links = (_caused_by(index, eviction.rid, eviction.end),)
-    return _span(index, ref, sc.HOST_EVICTION, eviction.epoch, eviction.end, eviction.end, attributes, links=links)
+    ref, end = index.host_eviction_ref(eviction.epoch, eviction.end), eviction.end
+    links = (
+        _caused_by(index, eviction.rid, end),
+        *(LinkSpec(index.l2_copy_ref(eviction.epoch, victim), sc.DISPLACED) for victim in eviction.victims),
+    )
+    return _span(index, ref, sc.HOST_EVICTION, eviction.epoch, end, end, known(attributes), links=links)
+
+
+def _rejection(index: InstanceIndex, rejection: Rejection) -> SpanSpec:
+    attributes: dict[str, Value | None] = {
+        sc.NODE: rejection.node if rejection.node >= 0 else None,
+        sc.OWNER: rejection.owner,
+        sc.EVICTION_FREE: rejection.available,
+        **extent(rejection.start, rejection.end, rejection.tokens),
+    }
+    ref, moment = index.rejection_ref(rejection), rejection.moment
+    links = (_caused_by(index, rejection.rid, moment),)
+    return _span(index, ref, sc.BACKUP_REJECTED, rejection.epoch, moment, moment, known(attributes), links=links)
 
 
 def _backup(index: InstanceIndex, backup: Backup) -> SpanSpec:

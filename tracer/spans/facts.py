@@ -114,6 +114,7 @@ def _moments_of(facts: InstanceFacts) -> Iterator[Moment | None]:
     for call in facts.evictions:
         yield from (call.begin, call.end, *(victim.moment for victim in call.victims))
     yield from (eviction.end for eviction in facts.host_evictions)
+    yield from (rejection.moment for rejection in facts.rejections)
     for prefetch in facts.prefetches:
         yield from (prefetch.asked, prefetch.done)
     for residency in facts.residencies:

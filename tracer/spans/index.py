@@ -11,10 +11,12 @@ from kvwitness.tracer.judgement import Judgement
 from kvwitness.tracer.ledger.facts import (
     Backup,
     EvictionCall,
+    HostVictim,
     InstanceFacts,
     Load,
     Moment,
     Prefetch,
+    Rejection,
     RequestFacts,
     Residency,
     Victim,
@@ -99,6 +101,13 @@ class InstanceIndex:
         # Not the start: a split, or slots freed from the front, moves it while the rest goes on living.
         since = residency.since.seq
         return self._in_epoch(residency.epoch, f"residency.{residency.tier}", since, residency.node, residency.end)
+
+    def l2_copy_ref(self, epoch: int, victim: HostVictim) -> Ref:
+        """The residency of what an eviction took from L2."""
+        return self._in_epoch(epoch, "residency.L2", victim.since.seq, victim.node, victim.end)
+
+    def rejection_ref(self, rejection: Rejection) -> Ref:
+        return self._in_epoch(rejection.epoch, "backup_rejected", rejection.moment.seq)
 
     def load_ref(self, load: Load) -> Ref:
         use = self._use_of_load.get(load.id)

@@ -84,6 +84,9 @@ HOST_EVICTION: Final = _span("hicache.host_eviction", "One eviction from L2 (the
 BACKUP: Final = _span(
     "hicache.backup", "A copy of one radix node from L1 to L2, from its queueing to its acknowledgement."
 )
+BACKUP_REJECTED: Final = _span(
+    "hicache.backup.rejected", "No host slots could be had for a copy of a node to L2 (a moment)."
+)
 RESIDENCY_L1: Final = _span("hicache.residency.l1", "The time in which L1 held a usable copy of a token range.")
 RESIDENCY_L2: Final = _span(
     "hicache.residency.l2", "The time in which L2 held a usable copy of a token range, from the copy's acknowledgement."
@@ -105,7 +108,10 @@ WRITTEN_BY: Final = _relation("written_by", "load-back, L2 residency → the bac
 MADE_NECESSARY_BY: Final = _relation(
     "made_necessary_by", "load-back → the eviction's victim, whose range it brought back."
 )
-CAUSED_BY: Final = _relation("caused_by", "eviction, host eviction, backup → the request that it was made for.")
+CAUSED_BY: Final = _relation(
+    "caused_by", "eviction, host eviction, backup, rejected backup → the request that it was made for."
+)
+DISPLACED: Final = _relation("displaced", "host eviction → an L2 residency that it ended, in order.")
 MADE_BY: Final = _relation("made_by", "L1 residency → the request that computed it, or the load-back that brought it.")
 ENDED_BY: Final = _relation("ended_by", "L1 residency → the eviction's victim that ended it.")
 BORN_BY: Final = _relation("born_by", "request → the earlier request whose prefix it reused.")
@@ -256,6 +262,15 @@ EVICTION_CALL: Final = _attribute("hicache.eviction.call", "int", "", "Number of
 EVICTION_CAUSE: Final = _attribute("hicache.eviction.cause", "string", "", "What needed room.")
 EVICTION_ASKED: Final = _attribute("hicache.eviction.asked_tokens", "int", "{token}", "Tokens that were to be freed.")
 EVICTION_FREED: Final = _attribute("hicache.eviction.freed_tokens", "int", "{token}", "Tokens that were freed.")
+EVICTION_FREE: Final = _attribute(
+    "hicache.eviction.free_tokens",
+    "int",
+    "{token}",
+    "Tokens that were free in the tier before.",
+)
+EVICTION_RIDS: Final = _attribute(
+    "hicache.eviction.rids", "string[]", "", "The requests whose allocation forced it; a whole batch at times."
+)
 EVICTION_VICTIMS: Final = _attribute("hicache.eviction.victims", "int", "{node}", "Nodes that were taken.")
 EVICTION_OUTCOME: Final = _attribute("hicache.eviction.outcome", "string", "", "What became of the node.")
 WRITE_BACK: Final = _attribute("hicache.backup.write_back", "boolean", "", "Written back during an eviction.")

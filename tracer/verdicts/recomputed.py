@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from kvwitness.patches.schema.events import Cause, Refusal
-from kvwitness.tracer.ledger.facts import Backup, HostEviction, InstanceFacts, RequestFacts, Residency
+from kvwitness.patches.schema.events import Cause, Eviction, Refusal
+from kvwitness.tracer.ledger.facts import Backup, InstanceFacts, RequestFacts, Residency
 from kvwitness.tracer.model import Grade, Link, LinkEvidence, RangeVerdict, Reason, Tier
 from kvwitness.tracer.verdicts.l2 import covers
 from kvwitness.tracer.verdicts.links import Evidence
+from kvwitness.tracer.verdicts.rejections import last_rejection, rejected_words
 from kvwitness.tracer.verdicts.usage import Usage
-from kvwitness.tracer.verdicts.view import InstanceView
+from kvwitness.tracer.verdicts.view import InstanceView, owners_of
 
 
 def judge_recomputed(view: InstanceView, request: RequestFacts, usage: Usage) -> list[RangeVerdict]:
@@ -82,12 +83,17 @@ def _lost(view: InstanceView, request: RequestFacts, usage: Usage, start: int, e
     match = request.match
     assert match is not None
     before = match.moment.seq
-    owners = _owners(view, request)
+    owners = owners_of(view, request)
     acked = [b for b in view.backups_of(owners, request.epoch) if b.end > start]
     acked = [b for b in acked if b.start < end and b.acked is not None and b.acked.seq < before]
     if not covers([_as_residency(b) for b in acked], start, end):
-        detail = _why_not_backed_up(view.instance, acked, start, prior)
-        evidence.miss(Link.BACKED_UP, detail, match.moment)
+        rejection = last_rejection(view, owners, request.epoch, before, _covered_to(acked, start))
+        if rejection is not None:
+            detail = f"this prefix of request {prior}: {rejected_words(view, rejection)}"
+        else:
+            detail = _why_not_backed_up(view.instance, acked, start, prior)
+            detail += _left_without(view, owners, request, _covered_to(acked, start))
+        evidence.miss(Link.BACKED_UP, detail, *([rejection.moment] if rejection is not None else []), match.moment)
         return _range(view, usage, start, end, Reason.NEVER_BACKED_UP, detail, evidence.complete()[:1])
     held = view.l2_of(owners, request.epoch)
     live = [r for r in held if r.since.seq < before and (r.until is None or r.until.seq > before)]
@@ -97,25 +103,42 @@ def _lost(view: InstanceView, request: RequestFacts, usage: Usage, start: int, e
         return _range(view, usage, start, end, Reason.RESIDENT_NOT_MATCHED, detail, evidence.complete()[:1])
     gone = [r for r in held if r.start < end and r.end > start and r.until is not None and r.until.seq < before]
     last = max((r.until for r in gone if r.until is not None), key=lambda m: m.seq, default=None)
-    who = _displaced_by(view.instance, gone)
+    who = _displaced_by(view, gone)
     detail = f"this prefix of request {prior} had left L2 before the match{who}"
     evidence.miss(Link.RESIDENT_L2, detail, last, match.moment)
     return _range(view, usage, start, end, Reason.LEFT_L2_BEFORE_READ, detail, evidence.complete()[:1])
 
 
-def _owners(view: InstanceView, request: RequestFacts) -> set[str | None]:
-    """Requests whose L1 or L2 copies can hold this prefix: the earlier one and those that it built on."""
-    owners: set[str | None] = {request.prior_rid}
-    current = view.requests.get(request.prior_rid or "")
-    while current is not None and current.prior_rid is not None and current.prior_rid not in owners:
-        owners.add(current.prior_rid)
-        current = view.requests.get(current.prior_rid)
-    return owners
-
-
 def _as_residency(backup: Backup) -> Residency:
     assert backup.acked is not None
     return Residency("L2", backup.epoch, backup.owner, backup.node, backup.start, backup.end, backup.acked, None)
+
+
+def _covered_to(backups: list[Backup], start: int) -> int:
+    """The first position from ``start`` on that no backup covers."""
+    position = start
+    for backup in sorted(backups, key=lambda b: b.start):
+        if backup.start > position:
+            break
+        position = max(position, backup.end)
+    return position
+
+
+def _left_without(view: InstanceView, owners: set[str | None], request: RequestFacts, position: int) -> str:
+    """How it left L1 all the same."""
+    left = [
+        view.victim_at[r.until.seq]
+        for owner in owners
+        for r in view.l1_of(owner, request.epoch)
+        if r.start <= position < r.end and r.until is not None and r.until.seq in view.victim_at
+    ]
+    if not left:
+        return ""
+    call, victim = max(left, key=lambda one: one[1].moment.seq)
+    whom = f" for request {', '.join(call.rids)}" if call.rids else ""
+    if victim.how == Eviction.DEMOTED:
+        return f"; the tree demoted it from L1 all the same{whom}"
+    return f"; {Eviction.NAMES.get(victim.how, 'evicted')} from L1{whom}"
 
 
 def _why_not_backed_up(instance: InstanceFacts, acked: list[Backup], start: int, prior: str | None) -> str:
@@ -132,16 +155,12 @@ def _why_not_backed_up(instance: InstanceFacts, acked: list[Backup], start: int,
     return detail
 
 
-def _displaced_by(instance: InstanceFacts, gone: list[Residency]) -> str:
-    """Which request's need for host memory displaced these slots."""
-    slots = [(run.start, run.start + run.length) for r in gone for run in r.slots]
-    for eviction in instance.host_evictions:
-        if _touches(eviction, slots):
-            cause = Cause.NAMES.get(eviction.cause, "unknown")
-            whom = f" of request {eviction.rid}" if eviction.rid else ""
-            return f", displaced by the {cause}{whom}"
-    return ""
-
-
-def _touches(eviction: HostEviction, slots: list[tuple[int, int]]) -> bool:
-    return any(run.start < b and a < run.start + run.length for run in eviction.slots for a, b in slots)
+def _displaced_by(view: InstanceView, gone: list[Residency]) -> str:
+    """Which request's need for host memory displaced these copies: the last that did."""
+    found = [view.host_victim_at.get((r.until.seq, r.node, r.end)) for r in gone if r.until is not None]
+    evictions = [one[0] for one in found if one is not None]
+    if not evictions:
+        return ""
+    last = max(evictions, key=lambda eviction: eviction.end.seq)
+    cause = Cause.NAMES.get(last.cause, "unknown")
+    return f", displaced by the {cause}" + (f" of request {last.rid}" if last.rid else "")

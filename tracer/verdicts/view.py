@@ -11,6 +11,7 @@ from kvwitness.tracer.ledger.facts import (
     Backup,
     EvictionCall,
     Found,
+    HostEviction,
     InstanceFacts,
     Load,
     Moment,
@@ -40,6 +41,16 @@ class InstanceView:
         self.resets: list[Moment] = [epoch.begin for epoch in instance.epochs]
         self._victims = sorted((v for c in instance.evictions for v in c.victims), key=lambda v: v.moment.seq)
         self._victim_seqs = [victim.moment.seq for victim in self._victims]
+        self.victim_at: dict[int, tuple[EvictionCall, Victim]] = {
+            victim.moment.seq: (call, victim) for call in instance.evictions for victim in call.victims
+        }
+        """By the event that says so: what left L1, in which eviction."""
+        self.host_victim_at: dict[tuple[int, int, int], tuple[HostEviction, int]] = {
+            (victim.moment.seq, victim.node, victim.end): (eviction, place)
+            for eviction in instance.host_evictions
+            for place, victim in enumerate(eviction.victims)
+        }
+        """The same for L2, and as which of its victims: one event can free the slots of several copies."""
         self._backups = _by_owner(instance.backups)
         self._l1 = _by_owner(r for r in instance.residencies if r.tier == "L1")
         self._l2 = _by_owner(r for r in instance.residencies if r.tier == "L2")
@@ -66,6 +77,35 @@ class InstanceView:
     def backups_of(self, owners: Iterable[str | None], epoch: int) -> list[Backup]:
         """Backups of parts of the prefixes of ``owners``."""
         return [backup for owner in owners for backup in self._backups.get((owner, epoch), ())]
+
+    def held_in_l2(self, moment: Moment) -> tuple[int, int]:
+        """Tokens that L2 held at a moment, and how many of them L1 held as well."""
+        held = [r for residencies in self._l2.values() for r in residencies if _at(r, moment)]
+        twice = 0
+        for copy in held:
+            for r in self._l1.get((copy.owner, copy.epoch), ()):
+                if _at(r, moment):
+                    twice += max(min(r.end, copy.end) - max(r.start, copy.start), 0)
+        return sum(r.end - r.start for r in held), twice
+
+
+def owners_of(view: InstanceView, request: RequestFacts) -> set[str | None]:
+    """Whose L1 or L2 copies can hold this request's prefix: the earlier request's and those that it built on."""
+    owners: set[str | None] = {request.prior_rid}
+    seen: set[str] = set()
+    current = view.requests.get(request.prior_rid or "")
+    while current is not None and current.rid not in seen:
+        seen.add(current.rid)
+        if current.match is not None:
+            # What was there when kvwitness was attached belongs to no request.
+            owners.update(node.owner for node in current.match.nodes if node.same_prefix)
+        owners.add(current.prior_rid)
+        current = view.requests.get(current.prior_rid or "")
+    return owners
+
+
+def _at(residency: Residency, moment: Moment) -> bool:
+    return residency.since.seq < moment.seq and (residency.until is None or residency.until.seq > moment.seq)
 
 
 def _by_owner(facts: Iterable[T]) -> dict[tuple[str | None, int], list[T]]:
