@@ -142,7 +142,7 @@ _PARALLEL = ("tp_rank", "tp_size", "pp_rank", "pp_size", "dp_rank", "dp_size", "
 
 
 def parallel_ranks() -> dict[str, Any]:
-    """What SGLang 0.5.20 and newer keep for the whole process; empty in older releases. Any thread."""
+    """What SGLang 0.5.17 and newer keep for the whole process; empty in older releases. Any thread."""
     context = sys.modules.get("sglang.srt.runtime_context")
     get_parallel = getattr(context, "get_parallel", None)
     parallel = get_parallel() if get_parallel is not None else None

@@ -214,7 +214,7 @@ def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> Liv
 def test_remote_exec_is_called_by_the_targets_own_interpreter(
     loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    way = remote(tmp_path, monkeypatch, f'echo "$@" > {tmp_path}/said; cp "$7" {tmp_path}/script.py')
+    way = remote(tmp_path, monkeypatch, f'echo "$@" > {tmp_path}/said; cp "$6" {tmp_path}/script.py')
     monkeypatch.setattr(inject_module, "_wait", lambda pid, request: inject_module.Report(True))
     injection = inject(os.getpid(), way, tmp_path / "data", QUOTA)
     assert injection.tool == "sys.remote_exec, Python 3.14.0" and injection.stopped_us == 0
