@@ -164,7 +164,7 @@ def locate_kvwitness_dir(url: str) -> JournalDirectory:
     if not tree:
         return JournalDirectory(None, reason)
     refused = 0
-    for look in (directory_in_environment, _directory_of_open_journal):
+    for look in (directory_in_environment, directory_of_open_journal):
         for process in tree:
             try:
                 found = look(process)
@@ -315,7 +315,8 @@ def directory_in_environment(process: psutil.Process) -> Path | None:
     return path if path.is_absolute() else Path(os.path.normpath(Path(process.cwd()) / path))
 
 
-def _directory_of_open_journal(process: psutil.Process) -> Path | None:
+def directory_of_open_journal(process: psutil.Process) -> Path | None:
+    """The folder of a journal that a process holds open. Raises psutil.Error."""
     for opened in process.open_files():
         if opened.path.endswith(JOURNAL_SUFFIX):
             return Path(opened.path).parent

@@ -1,4 +1,4 @@
-"""Talk to processes on standby, through the control sockets below the server's data folder."""
+"""Talk to processes that wait for kvwitness, through the control sockets below the server's data folder."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,13 +27,14 @@ class ControlError(Exception):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a process on standby answered. ``problem`` is one of ``control.Problem``, where it refused."""
+    """What such a process answered. ``problem`` is one of ``control.Problem``, where it refused."""
 
     ok: bool
     pid: int = 0
     problem: str = ""
     error: str = ""
     state: str = ""
+    way: str = ""
     sglang: str = ""
     directory: str = ""
     tree_class: str = ""
@@ -73,20 +75,21 @@ def sockets_in(directory: Path) -> dict[int, Path]:
     }
 
 
-def ask(path: Path, command: str, timeout_s: float = _ANSWER_S) -> Answer:
-    """Send one command to a control socket. Raises :class:`ControlError`."""
+def ask(path: Path, command: str, timeout_s: float = _ANSWER_S, about: Mapping[str, str | int] | None = None) -> Answer:
+    """Send one command to a control socket; ``about`` is what an attachment's journal shall say of the way in.
+
+    Returns when the connection was closed: a socket that goes with its attachment is gone by then. Raises
+    :class:`ControlError`.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
             connection.settimeout(_CONNECT_S)
             with control.short_path(path.parent, path.name) as short:
                 connection.connect(short)
             connection.settimeout(timeout_s)
-            connection.sendall(json.dumps({"command": command}).encode() + b"\n")
+            connection.sendall(json.dumps({"command": command, **(about or {})}).encode() + b"\n")
             raw = b""
-            while not raw.endswith(b"\n"):
-                part = connection.recv(1 << 16)
-                if not part:
-                    break
+            while part := connection.recv(1 << 16):
                 raw += part
         except (FileNotFoundError, ConnectionRefusedError) as error:
             raise ControlError("nobody listens there any more") from error

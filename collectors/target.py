@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import psutil
 
-from kvwitness.collectors.environment import DIRECTORY_VARIABLE, directory_in_environment, server_of, server_tree
+from kvwitness.collectors.environment import (
+    DIRECTORY_VARIABLE,
+    directory_in_environment,
+    directory_of_open_journal,
+    server_of,
+    server_tree,
+)
 
 SCHEDULER: Final = "scheduler"
 DETOKENIZER: Final = "detokenizer"
+CONTROLLER: Final = "data-parallel controller"
 OTHER: Final = "server"
-_TITLES: Final = {"sglang::scheduler": SCHEDULER, "sglang::detokenizer": DETOKENIZER}
+_TITLES: Final = {
+    "sglang::scheduler": SCHEDULER,
+    "sglang::detokenizer": DETOKENIZER,
+    "sglang::data_parallel_controller": CONTROLLER,
+}
 _WORDS: Final = ("sglang", "launch_server")
 _START: Final = "start the server with `kvwitness serve --standby --dir DIR -- COMMAND`"
 
@@ -37,6 +49,11 @@ class TargetProcess(msgspec.Struct, frozen=True):
     role: str
     title: str
 
+    @property
+    def where(self) -> str:
+        """How it is named in a message."""
+        return f"process {self.pid} ({self.title if self.role != OTHER and self.title else self.role})"
+
 
 class Target(msgspec.Struct, frozen=True):
     """A server on this machine that belongs to this user."""
@@ -45,12 +62,17 @@ class Target(msgspec.Struct, frozen=True):
     """As the user named it."""
     processes: tuple[TargetProcess, ...]
     directory: Path | None
-    """Its data folder, from the environment that it was started with."""
+    """Its data folder, from the environment that it was started with, or where it is recording to."""
 
     @property
     def schedulers(self) -> tuple[TargetProcess, ...]:
         """The schedulers, one per rank, by title."""
         return tuple(sorted((p for p in self.processes if p.role == SCHEDULER), key=lambda p: (p.title, p.pid)))
+
+    @property
+    def others(self) -> tuple[TargetProcess, ...]:
+        """The processes that speak HTTP, and helpers."""
+        return tuple(p for p in self.processes if p.role == OTHER)
 
 
 def target_at(url: str) -> Target:
@@ -86,28 +108,37 @@ def _check(process: psutil.Process, where: str) -> None:
         raise _foreign(where)
     if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
         raise NoTarget("it is stopped, or held by a debugger", where, "let it run on, and try again")
-    if "python" not in Path(process.exe()).name:
-        raise NoTarget(f"it is not a Python process ({Path(process.exe()).name})", where, "give the server's --url")
+    with suppress(psutil.AccessDenied):
+        name = Path(process.exe()).name
+        if "python" not in name:
+            raise NoTarget(f"it is not a Python process ({name})", where, "give the server's --url")
 
 
 def _target(where: str, tree: Sequence[psutil.Process]) -> Target:
     found: list[TargetProcess] = []
     directory: Path | None = None
+    recording: Path | None = None
     for process in tree:
         try:
             title = " ".join(process.cmdline()).strip()
-            if directory is None:
-                directory = directory_in_environment(process)
+            if process.uids().effective != os.geteuid():
+                raise _foreign(where)
+            # The environment and the open files are hidden from whoever may not trace the process.
+            with suppress(psutil.AccessDenied):
+                directory = directory or directory_in_environment(process)
+                recording = recording or directory_of_open_journal(process)
         except psutil.AccessDenied as error:
             raise _foreign(where) from error
         except (psutil.Error, OSError):
             continue
+        if title.startswith("sglang::"):
+            title = title.split(maxsplit=1)[0]
         role = next((role for start, role in _TITLES.items() if title.startswith(start)), OTHER)
         found.append(TargetProcess(process.pid, role, title))
     _check(tree[0], where)
     if not any(word in process.title for process in found for word in _WORDS):
         raise NoTarget("it is a Python process, and not SGLang", where, "give the server's --url")
-    return Target(where, tuple(found), directory)
+    return Target(where, tuple(found), recording or directory)
 
 
 def folder_of(target: Target, named: Path | None) -> Path:

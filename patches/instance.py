@@ -139,16 +139,19 @@ def scheduler_ranks(names: tuple[str, ...], values: tuple[Any, ...], server_args
     return ranks
 
 
-def _ranks(w: Witness) -> dict[str, Any]:
-    """This process's place among the ranks."""
-    ranks: dict[str, Any] = dict(w.ranks)
+_PARALLEL = ("tp_rank", "tp_size", "pp_rank", "pp_size", "dp_rank", "dp_size", "attn_tp_rank", "attn_tp_size")
+
+
+def parallel_ranks() -> dict[str, Any]:
+    """What SGLang 0.5.17 and newer keep for the whole process; empty in older releases. Any thread."""
     context = sys.modules.get("sglang.srt.runtime_context")
     get_parallel = getattr(context, "get_parallel", None)
     parallel = get_parallel() if get_parallel is not None else None
-    names = ("tp_rank", "tp_size", "pp_rank", "pp_size", "dp_rank", "dp_size", "attn_tp_rank", "attn_tp_size")
-    for name in names:
-        known = getattr(parallel, name, None)
-        if known is not None or name not in ranks:
-            ranks[name] = known
+    return {name: getattr(parallel, name) for name in _PARALLEL if getattr(parallel, name, None) is not None}
+
+
+def _ranks(w: Witness) -> dict[str, Any]:
+    """This process's place among the ranks."""
+    ranks: dict[str, Any] = dict.fromkeys(_PARALLEL) | w.ranks | parallel_ranks()
     ranks.update({name: getattr(w.tree, name) for name in ("pp_rank", "pp_size") if hasattr(w.tree, name)})
     return ranks

@@ -13,6 +13,7 @@ from kvwitness.tracer.model import RequestVerdict, ServerReport
 from kvwitness.tracer.verdicts.combine import combine
 from kvwitness.tracer.verdicts.counters import CounterWindow, weigh_counters
 from kvwitness.tracer.verdicts.elsewhere import explain_elsewhere
+from kvwitness.tracer.verdicts.recorded import noted
 from kvwitness.tracer.verdicts.request import judge_request
 from kvwitness.tracer.verdicts.scope import scoped
 from kvwitness.tracer.verdicts.view import InstanceView
@@ -57,7 +58,7 @@ def judge(
     combined = explain_elsewhere(combine(verdicts, instances), instances)
     if counters is not None:
         combined = weigh_counters(combined, instances, counters)
-    return Judgement(instances, scoped(combined, instances))
+    return Judgement(instances, noted(scoped(combined, instances), instances))
 
 
 def _reports_for(rid: str, reports: Mapping[str, ServerReport]) -> tuple[ServerReport, ...]:

@@ -1,4 +1,4 @@
-"""The control socket of a process on standby: where it is, and what is said over it.
+"""The control socket of a process that waits for kvwitness: where it is, and what is said over it.
 
 One JSON object on one line each way, then the connection is closed. The folder belongs to the server's user
 alone; the socket's path goes through a descriptor of the folder, for a path may be longer than a socket's name.
@@ -20,6 +20,19 @@ LINE_LIMIT: Final = 1 << 16
 STATUS: Final = "status"
 ATTACH: Final = "attach"
 DETACH: Final = "detach"
+LEAVE: Final = "leave"
+"""End the socket and its thread, where they came into a running process and nothing is attached."""
+
+CLAIMED: Final = ".taken"
+REPORT: Final = ".report"
+"""What follows the name of a request that was injected: claimed by the process, answered by it."""
+
+
+class Way:
+    """How the hooks come into a process that serves already."""
+
+    STANDBY: Final = "standby"
+    LIVE: Final = "live"
 
 
 class State:
@@ -42,6 +55,10 @@ class Problem:
     NO_STEP: Final = "no_step"
     """The scheduler did not come by in time: hung, paused, or the wrong loop."""
     NO_JOURNAL: Final = "no_journal"
+    NO_SCHEDULER: Final = "no_scheduler"
+    """The process has no scheduler of SGLang in it."""
+    OTHERS: Final = "others"
+    """kvwitness is there already: recording from the start, on standby, or another version at work."""
     FAILED: Final = "failed"
 
 

@@ -138,7 +138,8 @@ class FactKind:
     PROFILE: Final = 4
     """Per hook: calls, median and total nanoseconds of its observers (KVWITNESS_PROFILE=1)."""
     ATTACH: Final = 5
-    """A recorder that was attached to a running server: what the attaching and the snapshot cost."""
+    """A recorder that was attached to a running server: the way in and how long the process was stopped for it
+    (``stopped_us``); then, in a second one, what the attaching and the snapshot cost."""
 
 
 @_event(3, "IQ", Tail.read_text)

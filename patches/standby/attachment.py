@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvwitness.patches.config import Config
@@ -15,6 +15,7 @@ from kvwitness.patches.instance import (
     describe_instance,
     describe_process,
     find_pools,
+    parallel_ranks,
     scheduler_ranks,
 )
 from kvwitness.patches.schema.control import Problem
@@ -62,7 +63,7 @@ def ranks_of(scheduler: Any) -> dict[str, Any]:
     """The ranks of a scheduler, from wherever its release keeps them."""
     places = [place for place in (scheduler, getattr(scheduler, "ps", None)) if place is not None]
     known = {n: getattr(p, n) for p in places for n in _RANKS if getattr(p, n, None) is not None}
-    return scheduler_ranks(tuple(known), tuple(known.values()), scheduler.server_args)
+    return scheduler_ranks(tuple(known), tuple(known.values()), scheduler.server_args) | parallel_ranks()
 
 
 class Attachment:
@@ -72,8 +73,10 @@ class Attachment:
     that the scheduler's thread does between two steps; the rest of the time the hooks are on their own.
     """
 
-    def __init__(self, config: Config, scheduler: Any) -> None:
+    def __init__(self, config: Config, scheduler: Any, about: Mapping[str, Any]) -> None:
+        """``about``: what is known of the way in, for the journal."""
         self._scheduler = scheduler
+        self._about = about
         self._tree = check_scheduler(scheduler)
         self._witness = Witness(config)
         self._swaps = Swaps(all_hooks(), self._witness)
@@ -118,6 +121,7 @@ class Attachment:
         self.journal = str(recorder.path)
         recorder.facts(FactKind.COVERAGE, {"hooks": [state.as_facts() for state in self._swaps.states]})
         recorder.facts(FactKind.PROCESS, describe_process("scheduler", self._scheduler.server_args))
+        recorder.facts(FactKind.ATTACH, self._about)
         w.ranks = ranks_of(self._scheduler)
 
     def close(self, *, keep: bool) -> None:

@@ -1,4 +1,7 @@
-"""The control socket of a scheduler on standby: one thread that sleeps until somebody asks."""
+"""The control socket of a scheduler: one thread that sleeps until somebody asks.
+
+On standby it is there as long as the process. Where it came into a running process it goes with the attachment.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +34,21 @@ _STEP_S = 15.0
 """Time that the scheduler has to come by."""
 _SNAPSHOT_S = 30.0
 """Time for which an answer waits for the snapshot, which goes on without it."""
+_IDLE_S = 60.0
+"""Time that a socket which came into a running process waits for whoever put it there."""
 _CREDENTIALS = struct.Struct("3i")
+_ABOUT = ("tool", "stopped_us", "python", "kvwitness")
+"""What may be told to the journal about the way in."""
 
 
 class Listener:
-    """Answers status, attach and detach, one at a time."""
+    """Answers status, attach, detach and leave, one at a time. ``stays``: for as long as the process lives."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, stays: bool = True) -> None:
         self._config = config
+        self._stays = stays
+        self._over = False
+        self._path: Path | None = None
         self._scheduler: Any = None
         self._attachment: Attachment | None = None
         self._stepper: Stepper | None = None
@@ -62,27 +72,57 @@ class Listener:
         except BaseException:
             listening.close()
             raise
-        self._socket = listening
-        pid = os.getpid()
-        atexit.register(lambda: (folder / name).unlink(missing_ok=True) if os.getpid() == pid else None)
-        threading.Thread(target=self._serve, name=THREAD, daemon=True).start()
+        if not self._stays:
+            listening.settimeout(_IDLE_S)
+        self._socket, self._path, self._pid = listening, folder / name, os.getpid()
+        atexit.register(self._unlink)
+        threading.Thread(target=self._serve, args=(listening,), name=THREAD, daemon=True).start()
 
     def ready(self, scheduler: Any) -> None:
         """The scheduler is constructed."""
         self._scheduler = scheduler
 
-    def _serve(self) -> None:
-        assert self._socket is not None
-        while True:
+    @property
+    def listening(self) -> bool:
+        """Whether there is a socket and a thread."""
+        return self._socket is not None
+
+    @property
+    def path(self) -> str:
+        """The socket's file; "" before :meth:`start`."""
+        return "" if self._path is None else str(self._path)
+
+    def _unlink(self) -> None:
+        if self._path is not None and os.getpid() == self._pid:
+            self._path.unlink(missing_ok=True)
+
+    def _serve(self, listening: socket.socket) -> None:
+        while not self._over:
             try:
-                connection, _ = self._socket.accept()
+                connection, _ = listening.accept()
+            except TimeoutError:
+                self._over = self._attachment is None
+                continue
             except OSError:
-                return
+                break
             with connection:
                 try:
                     self._answer(connection)
                 except Exception:
                     logger.debug("kvwitness: a control connection failed", exc_info=True)
+                if self._over:
+                    # Before the connection is closed: whoever asked sees by that that nothing is left.
+                    self._end()
+        self._end()
+
+    def _end(self) -> None:
+        """Leave nothing behind: no socket, no file, no reference to the scheduler."""
+        if self._socket is None:
+            return
+        self._unlink()
+        atexit.unregister(self._unlink)
+        self._socket.close()
+        self._socket = self._scheduler = None
 
     def _answer(self, connection: socket.socket) -> None:
         connection.settimeout(_READ_S)
@@ -99,9 +139,11 @@ class Listener:
             if command == control.STATUS:
                 return self.status()
             if command == control.ATTACH:
-                return self._attach()
+                return self._attach(request)
             if command == control.DETACH:
                 return self._detach()
+            if command == control.LEAVE:
+                return self._leave()
             raise Refused(Problem.FAILED, f"unknown command {command!r}")
         except Refused as refused:
             return {"ok": False, "problem": refused.problem, "error": str(refused)}
@@ -124,6 +166,7 @@ class Listener:
             "sglang": sglang_version(),
             "directory": str(self._config.directory),
             "rounds": self._rounds,
+            "way": self._way,
         }
         scheduler = self._scheduler
         if scheduler is None:
@@ -148,12 +191,25 @@ class Listener:
             answer["snapshot"] = attachment.snapshot_facts()
         return answer
 
-    def _attach(self) -> dict[str, Any]:
+    @property
+    def _way(self) -> str:
+        return control.Way.STANDBY if self._stays else control.Way.LIVE
+
+    def _leave(self) -> dict[str, Any]:
+        if self._stays:
+            raise Refused(Problem.OTHERS, "it is on standby, and stays so")
+        if self._attachment is not None:
+            raise Refused(Problem.ATTACHED, f"it is attached, recording into {self._attachment.journal}")
+        self._over = True
+        return {"ok": True, "pid": os.getpid()}
+
+    def _attach(self, request: dict[str, Any]) -> dict[str, Any]:
         if self._scheduler is None:
             raise Refused(Problem.STARTING, "the scheduler is still starting")
         if self._attachment is not None:
             raise Refused(Problem.ATTACHED, f"already attached, recording into {self._attachment.journal}")
-        attachment = Attachment(self._config, self._scheduler)
+        about = {name: request[name] for name in _ABOUT if isinstance(request.get(name), str | int)}
+        attachment = Attachment(self._config, self._scheduler, {"way": self._way, **about})
         attachment.prepare()
         try:
             stepper = Stepper(self._scheduler, attachment)
@@ -198,6 +254,7 @@ class Listener:
             raise ending.error
         self._attachment = self._stepper = None
         attachment.close(keep=True)
+        self._over = not self._stays
         return {
             "ok": True,
             "pid": os.getpid(),

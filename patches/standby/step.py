@@ -33,6 +33,40 @@ class NoLoop(Exception):
     """The scheduler has no such function."""
 
 
+def defining(kind: type) -> Any:
+    """The class that defines the beginning of a step. Raises :class:`NoLoop`."""
+    owner = next((c for c in kind.__mro__ if ATTRIBUTE in vars(c)), None)
+    if owner is None:
+        raise NoLoop(f"{kind.__name__} has no {ATTRIBUTE}")
+    return owner
+
+
+def meet(kind: type, timeout_s: float) -> Any:
+    """The scheduler of class ``kind`` whose thread next begins a step. Raises :class:`NoStep`, :class:`NoLoop`."""
+    owner = defining(kind)
+    original = vars(owner)[ATTRIBUTE]
+    came: list[Any] = []
+
+    def restore() -> None:
+        if vars(owner).get(ATTRIBUTE) is passing:
+            setattr(owner, ATTRIBUTE, original)
+
+    @functools.wraps(original)
+    def passing(*args: Any, **kwargs: Any) -> Any:
+        came.extend(args[:1])
+        restore()
+        return original(*args, **kwargs)
+
+    setattr(owner, ATTRIBUTE, passing)
+    deadline = time.monotonic() + timeout_s
+    while not came and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    restore()
+    if not came:
+        raise NoStep(f"the scheduler did not begin a step in {timeout_s:.0f} s")
+    return came[0]
+
+
 class Stepper:
     """One piece of work for one scheduler. Used once."""
 
@@ -43,11 +77,8 @@ class Stepper:
         self.begun = False
         self.done = False
         self.error: BaseException | None = None
-        owner = next((c for c in type(scheduler).__mro__ if ATTRIBUTE in vars(c)), None)
-        if owner is None:
-            raise NoLoop(f"{type(scheduler).__name__} has no {ATTRIBUTE}")
-        self._owner = owner
-        self._original: Any = vars(owner)[ATTRIBUTE]
+        self._owner = defining(type(scheduler))
+        self._original: Any = vars(self._owner)[ATTRIBUTE]
         self._wrapper = self._wrap(self._original)
 
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -76,3 +76,8 @@ def stand_by(config: Config) -> None:
     if _waiting is None:
         _waiting = SchedulerWatch(config)
         _waiting.start()
+
+
+def is_waiting() -> bool:
+    """Whether this process is on standby."""
+    return _waiting is not None

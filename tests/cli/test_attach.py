@@ -120,10 +120,10 @@ def test_a_folder_that_others_can_write_to(kvwitness: Command, tmp_path: Path) -
 def test_it_asks_before_it_touches(kvwitness: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This process is the server here: a scheduler of its own making, which nothing steps."""
     from kvwitness.collectors.target import Target, TargetProcess
-    from kvwitness.tracer.cli import attach
+    from kvwitness.tracer.cli import ranks
 
     ours = TargetProcess(os.getpid(), "scheduler", "sglang::scheduler")
-    monkeypatch.setattr(attach, "target_of", lambda pid: Target(f"process {pid}", (ours,), tmp_path))
+    monkeypatch.setattr(ranks, "target_of", lambda pid: Target(f"process {pid}", (ours,), tmp_path))
     with sglang() as module:
         wait.SchedulerWatch(Config(tmp_path, 4 << 20, Faults(), standby=True)).start()
         scheduler = module.Scheduler()

@@ -10,7 +10,9 @@ import msgspec
 from kvwitness.tracer.bundle.reports import report_of
 from kvwitness.tracer.model import Grade, RequestVerdict
 from kvwitness.tracer.protocol.record import RequestRecord
+from kvwitness.tracer.verdicts.recorded import LEFT_OUT, about_the_recording
 
+_UNSEEN: Final = "not in the journals"
 _TO_CONFIRM: Final = "kvwitness attach, or kvwitness serve, records what would confirm it"
 
 
@@ -35,20 +37,21 @@ def rows_of(verdicts: Sequence[RequestVerdict], records: Iterable[RequestRecord]
     A request that the journals do not know gets a row that says so.
     """
     latest = {verdict.rid: verdict for verdict in verdicts}
+    unseen = "; ".join(note for note in about_the_recording(verdicts) if note.startswith(LEFT_OUT)) or _UNSEEN
     ordered = sorted(records, key=lambda record: record.order)
-    rows = [_sent(record, latest.get(record.rid)) for record in ordered]
+    rows = [_sent(record, latest.get(record.rid), unseen) for record in ordered]
     shown = {id(latest[record.rid]) for record in ordered if record.rid in latest}
     rows.extend(_judged(verdict, "") for verdict in verdicts if id(verdict) not in shown)
     return tuple(rows)
 
 
-def _sent(record: RequestRecord, verdict: RequestVerdict | None) -> Row:
+def _sent(record: RequestRecord, verdict: RequestVerdict | None, unseen: str) -> Row:
     if verdict is not None:
         return _judged(verdict, record.series)
-    reported = None if record.error else _reported(record)
+    reported = None if record.error else _reported(record, unseen)
     if reported is not None:
         return reported
-    why = f"no verdict: the request failed ({record.error})" if record.error else "no verdict: not in the journals"
+    why = f"no verdict: the request failed ({record.error})" if record.error else f"no verdict: {unseen}"
     return Row(
         request=record.rid,
         series=record.series,
@@ -63,7 +66,7 @@ def _sent(record: RequestRecord, verdict: RequestVerdict | None) -> Row:
     )
 
 
-def _reported(record: RequestRecord) -> Row | None:
+def _reported(record: RequestRecord, unseen: str) -> Row | None:
     """The server's own word, where nothing was recorded inside it; None where it names no tier."""
     report = report_of(record)
     if report is None:
@@ -83,7 +86,7 @@ def _reported(record: RequestRecord) -> Row | None:
         # Nobody saw the rest being computed.
         unknown=max(0, record.prompt_tokens - l1 - l2 - l3),
         grade=Grade.REPORTED,
-        sentence=f"{tier} read reported by the server, not confirmed: not in the journals ({_TO_CONFIRM})",
+        sentence=f"{tier} read reported by the server, not confirmed: {unseen} ({_TO_CONFIRM})",
     )
 
 

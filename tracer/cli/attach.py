@@ -3,48 +3,30 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
-import msgspec
 
-from kvwitness.collectors.standby import STANDBY_VARIABLE, Answer, ControlError, ask, sockets_in
-from kvwitness.collectors.target import (
-    NoTarget,
-    Target,
-    TargetProcess,
-    folder_of,
-    target_at,
-    target_of,
-)
-from kvwitness.patches.schema.control import ATTACH, DETACH, STATUS, Problem, State
+from kvwitness.collectors.server_info import ServerInfo
+from kvwitness.collectors.standby import Answer
+from kvwitness.collectors.target import NoTarget, Target, folder_of
+from kvwitness.patches.schema.control import ATTACH, DETACH, State, Way
 from kvwitness.tracer.cli.errors import UserError
+from kvwitness.tracer.cli.go_in import Plan, go_in, leave, plan, why_not_live
 from kvwitness.tracer.cli.output import json_option, note, print_json
 from kvwitness.tracer.cli.outside import outside_options, record_outside
-
-_OUTSIDE: Final = "what the server itself reports is left: kvwitness run abc --url URL"
-_REMEDIES: Final[Mapping[str, str]] = {
-    Problem.STARTING: "try again when it answers requests",
-    Problem.NO_HICACHE: "start it with --enable-hierarchical-cache",
-    Problem.UNKNOWN_TREE: _OUTSIDE,
-    Problem.ATTACHED: "kvwitness detach ends that first",
-    Problem.NOT_ATTACHED: "kvwitness attach begins to record",
-    Problem.NO_STEP: "look whether it hangs or is paused, and try again",
-    Problem.NO_JOURNAL: "make room in its data folder, or give it the rights to write there",
-    Problem.FAILED: "its log says more",
-}
-
-
-class Rank(msgspec.Struct, frozen=True):
-    """One scheduler and how to reach it."""
-
-    process: TargetProcess
-    socket: Path
-    status: Answer
+from kvwitness.tracer.cli.ranks import (
+    Rank,
+    every_rank,
+    expected_ranks,
+    find_target,
+    no_target,
+    ranks_waiting,
+    refused,
+)
 
 
 def _target_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,7 +38,7 @@ def _target_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "--dir",
                 "directory",
                 type=click.Path(path_type=Path),
-                help="Its data folder.  [default: asked of the server's processes]",
+                help="Its data folder.  [default: asked of the server's processes; --live: kvwitness-data/<time>]",
             ),
         )
     ):
@@ -66,40 +48,56 @@ def _target_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command()
 @_target_options
+@click.option("--live", is_flag=True, help="Go into a server that was started without kvwitness.")
+@click.option(
+    "--only",
+    type=int,
+    multiple=True,
+    metavar="PID",
+    help="This scheduler and not the others (repeatable): nothing is confirmed that they had a part in.",
+)
 @click.option("--yes", is_flag=True, help="Do not ask before the server is touched.")
 @outside_options
 @json_option
 def attach(
-    url: str | None, pid: int | None, directory: Path | None, yes: bool, as_json: bool, outside: bool, **recording: Any
+    url: str | None,
+    pid: int | None,
+    directory: Path | None,
+    live: bool,
+    only: tuple[int, ...],
+    yes: bool,
+    as_json: bool,
+    outside: bool,
+    **recording: Any,
 ) -> None:
-    """Begin to record on a running server that was started on standby; it is not stopped or restarted.
+    """Begin to record on a running server; it is not restarted.
+
+    A server that was started on standby is asked over its control socket and is not stopped. Any other is gone
+    into with --live: each scheduler stands still for some tenths of a second, and then waits as one on standby.
 
     Every rank or none. What its cache holds at that moment is recorded, so that a later read of it can be
     confirmed ("resident at attach").
 
     \b
-    Example:
+    Examples:
       kvwitness attach --url http://127.0.0.1:30000
+      kvwitness attach --url http://127.0.0.1:30000 --live --dir /data/kvw
       kvwitness attach --outside --url http://127.0.0.1:30000 --out bundle
     """
     if outside:
         record_outside(url, directory, as_json, **recording)
         return
-    with _no_target():
-        target = _find(url, pid)
-        ranks = _on_standby(target, folder_of(target, directory), State.IDLE)
-    if not as_json:
-        _show(target, ranks)
-    if not yes:
-        _ask(len(ranks))
-    answers = _every_rank(ranks, ATTACH)
-    failed = [(rank, answer) for rank, answer in zip(ranks, answers, strict=True) if not answer.ok]
-    if failed:
-        done = [rank for rank, answer in zip(ranks, answers, strict=True) if answer.ok]
-        _every_rank(done, DETACH)
-        rank, answer = failed[0]
-        undone = f"; the other {len(done)} were detached again" if done else ""
-        raise _refused(rank.process, answer, undone)
+    with no_target():
+        target = find_target(url, pid)
+        if live:
+            ranks = _live(target, directory, only, yes, as_json)
+        else:
+            ranks = ranks_waiting(target, folder_of(target, directory), State.IDLE, only)
+            if not as_json:
+                _show_ranks(target, ranks)
+            if not yes:
+                _ask(len(ranks))
+    answers = _attach_all(ranks)
     if as_json:
         print_json({"directory": ranks[0].status.directory, "ranks": [_facts(r, a) for r, a in _pairs(ranks, answers)]})
         return
@@ -108,12 +106,42 @@ def attach(
     click.echo(f"recording into {ranks[0].status.directory}: kvwitness show {ranks[0].status.directory}")
 
 
+def _live(target: Target, directory: Path | None, only: Sequence[int], yes: bool, as_json: bool) -> list[Rank]:
+    planned = plan(target, only)
+    if not as_json:
+        _show_plan(target, planned)
+    if not yes:
+        _ask(len(planned.ways))
+    folder = directory or Path("kvwitness-data") / f"{datetime.now():%Y%m%d-%H%M%S}"
+    ranks = go_in(planned, folder.absolute())
+    _note_missing(ranks)
+    return ranks
+
+
+def _attach_all(ranks: Sequence[Rank]) -> list[Answer]:
+    """All ranks, or UserError and none."""
+    try:
+        answers = every_rank(ranks, ATTACH)
+        failed = [(rank, answer) for rank, answer in _pairs(ranks, answers) if not answer.ok]
+        if failed:
+            rank, answer = failed[0]
+            done = sum(answer.ok for answer in answers)
+            raise refused(rank.process, answer, f"; the other {done} were detached again" if done else "")
+    except BaseException:
+        every_rank(ranks, DETACH)
+        leave([rank for rank in ranks if rank.status.way == Way.LIVE])
+        raise
+    return answers
+
+
 @click.command()
 @_target_options
 @json_option
 @click.pass_context
 def detach(ctx: click.Context, url: str | None, pid: int | None, directory: Path | None, as_json: bool) -> None:
-    """Put the server's own functions back and end the journals; the server stays on standby.
+    """Put the server's own functions back and end the journals.
+
+    A server that was started on standby stays so; of one that was gone into live, kvwitness leaves altogether.
 
     The exit code is 1 when a function could not be put back because something else has changed it since.
 
@@ -121,104 +149,24 @@ def detach(ctx: click.Context, url: str | None, pid: int | None, directory: Path
     Example:
       kvwitness detach --url http://127.0.0.1:30000
     """
-    with _no_target():
-        target = _find(url, pid)
-        ranks = _on_standby(target, folder_of(target, directory), State.ATTACHED)
-    answers = _every_rank(ranks, DETACH)
+    with no_target():
+        target = find_target(url, pid)
+        if target.directory is None and directory is None:
+            raise NoTarget("it is not attached", target.where, "kvwitness attach begins to record")
+        ranks = ranks_waiting(target, folder_of(target, directory), State.ATTACHED)
+    answers = every_rank(ranks, DETACH)
     for rank, answer in _pairs(ranks, answers):
         if not answer.ok:
-            raise _refused(rank.process, answer, "")
+            raise refused(rank.process, answer)
     left = sorted({name for answer in answers for name in answer.not_restored})
     if as_json:
         print_json({"ranks": [_facts(r, a) for r, a in _pairs(ranks, answers)], "not_restored": left})
     else:
         for rank, answer in _pairs(ranks, answers):
-            click.echo(f"{_name(rank)}: {answer.restored} functions are SGLang's own again; {answer.journal}")
+            click.echo(f"{rank.name}: {answer.restored} functions are SGLang's own again; {answer.journal}")
     for name in left:
         note(f"{name} was changed by something else meanwhile and was left as it is")
     ctx.exit(1 if left else 0)
-
-
-# --- who ---------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _no_target() -> Iterator[None]:
-    try:
-        yield
-    except NoTarget as error:
-        raise UserError(error.what, error.where, error.what_to_do) from error
-
-
-def _find(url: str | None, pid: int | None) -> Target:
-    if (url is None) == (pid is None):
-        raise UserError("give --url or --pid", "kvwitness", "the server's address, or any of its processes")
-    return target_at(url) if url is not None else target_of(pid or 0)
-
-
-def _on_standby(target: Target, folder: Path, wanted: str) -> list[Rank]:
-    """Every scheduler of the server, each in the wanted state. Raises :class:`NoTarget` or UserError."""
-    try:
-        sockets = sockets_in(folder)
-    except ControlError as error:
-        raise NoTarget(str(error), str(folder), "name the server's own folder with --dir") from error
-    schedulers = target.schedulers or tuple(p for p in target.processes if p.pid in sockets)
-    if not schedulers:
-        raise NoTarget("no scheduler is among its processes", target.where, "try again when it has started")
-    ranks = [_reach(process, sockets, folder) for process in schedulers]
-    for rank in ranks:
-        state = rank.status.state
-        if state == State.STARTING:
-            raise _refused(rank.process, Answer(False, problem=Problem.STARTING, error="it is still starting"), "")
-        if rank.status.problem:
-            raise _refused(rank.process, rank.status, "")
-        if wanted == State.IDLE and state == State.ATTACHED:
-            text = f"it is attached already, recording into {rank.status.journal}"
-            raise _refused(rank.process, Answer(False, problem=Problem.ATTACHED, error=text), "")
-    if wanted == State.ATTACHED:
-        ranks = [rank for rank in ranks if rank.status.state == State.ATTACHED]
-        if not ranks:
-            answer = Answer(False, problem=Problem.NOT_ATTACHED, error="it is not attached")
-            raise _refused(schedulers[0], answer, "")
-    return ranks
-
-
-def _reach(process: TargetProcess, sockets: Mapping[int, Path], folder: Path) -> Rank:
-    where = f"process {process.pid} ({process.title or process.role})"
-    path = sockets.get(process.pid)
-    if path is None:
-        raise NoTarget(
-            f"it is not on standby: no control socket in {folder}",
-            where,
-            f"start the server with {STANDBY_VARIABLE}=1 (kvwitness serve --standby); without a restart, {_OUTSIDE}",
-        )
-    try:
-        return Rank(process, path, ask(path, STATUS))
-    except ControlError as error:
-        raise NoTarget(f"its control socket does not answer: {error}", where, "look whether it still runs") from error
-
-
-def _refused(process: TargetProcess, answer: Answer, undone: str) -> UserError:
-    where = f"process {process.pid} ({process.title or process.role})"
-    return UserError(f"{answer.error}{undone}", where, _REMEDIES.get(answer.problem, _OUTSIDE))
-
-
-# --- what --------------------------------------------------------------------------------------------
-
-
-def _every_rank(ranks: Sequence[Rank], command: str) -> list[Answer]:
-    """Send a command to all ranks at once: they work in step."""
-    if not ranks:
-        return []
-    with ThreadPoolExecutor(len(ranks)) as pool:
-        return list(pool.map(lambda rank: _send(rank, command), ranks))
-
-
-def _send(rank: Rank, command: str) -> Answer:
-    try:
-        return ask(rank.socket, command)
-    except ControlError as error:
-        return Answer(False, rank.process.pid, Problem.FAILED, str(error))
 
 
 def _ask(count: int) -> None:
@@ -235,36 +183,62 @@ def _pairs(ranks: Sequence[Rank], answers: Sequence[Answer]) -> Iterator[tuple[R
     return zip(ranks, answers, strict=True)
 
 
-def _name(rank: Rank) -> str:
-    known = rank.status.ranks
-    numbers = [f"{name[:2]} {known[name]}" for name in ("tp_rank", "pp_rank", "dp_rank") if known.get(name) is not None]
-    return f"scheduler {rank.process.pid}" + (f" ({', '.join(numbers)})" if numbers else "")
-
-
-def _show(target: Target, ranks: Sequence[Rank]) -> None:
+def _show_ranks(target: Target, ranks: Sequence[Rank]) -> None:
     first = ranks[0].status
     core = f", {first.tree_core}" if first.tree_core not in ("", "NoneType") else ""
     click.echo(f"SGLang {first.sglang}, {first.tree_class}{core}, write policy {first.write_policy}", err=True)
-    for process in target.processes:
-        click.echo(f"  {process.pid:>8}  {process.role}", err=True)
-    expected = _expected_ranks(first.ranks)
-    if len(ranks) < expected:
-        note(f"{len(ranks)} of {expected} ranks run here: attach to the others where they run, or nothing is confirmed")
+    _show_processes(target, {rank.process.pid: rank.name for rank in ranks})
+    _note_missing(ranks)
+    tool, why = why_not_live(target, [rank.process for rank in ranks])
     note("way in: standby, by the control socket; no process is stopped, nothing is injected")
+    note(f"also open: {f'live ({tool}), ' if tool else ''}outside only" + (f"; not live: {why}" if why else ""))
 
 
-def _expected_ranks(ranks: Mapping[str, Any]) -> int:
-    tp, pp = int(ranks.get("tp_size") or 1), int(ranks.get("pp_size") or 1)
-    # With data-parallel attention the replicas share the ranks of the tensor-parallel group.
-    dp = 1 if ranks.get("attn_tp_size") else int(ranks.get("dp_size") or 1)
-    return tp * pp * dp
+def _show_plan(target: Target, planned: Plan) -> None:
+    click.echo(_told(planned.server), err=True)
+    _show_processes(target, {})
+    ways = sorted({f"{way.tool}, Python {way.interpreter.shown_version}" for _, way in planned.ways})
+    note(f"way in: live ({'; '.join(ways)}); each scheduler stands still for some tenths of a second")
+    note("also open: outside only; not standby: the server was started without it")
+
+
+def _told(server: ServerInfo | None) -> str:
+    """What a server says of itself, for somebody who is to decide whether it is the right one."""
+    if server is None:
+        return "SGLang (it did not say what it is)"
+    hicache = server.hicache
+    sizes = [("tp", server.tp_size), ("pp", server.pp_size), ("dp", server.dp_size)]
+    parts = [
+        f"SGLang {server.version or '(version unknown)'}",
+        server.model_path or "",
+        ", ".join(f"{name} {size}" for name, size in sizes if size is not None),
+        f"HiCache {'on' if hicache.enabled else 'not reported'}",
+        f"write policy {hicache.write_policy}" if hicache.write_policy else "",
+        f"page size {server.page_size}" if server.page_size else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _show_processes(target: Target, names: dict[int, str]) -> None:
+    for process in target.processes:
+        title = process.title if process.role != "server" else ""
+        place = names.get(process.pid, title)
+        click.echo(f"  {process.pid:>8}  {process.role}{f'  {place}' if place else ''}", err=True)
+
+
+def _note_missing(ranks: Sequence[Rank]) -> None:
+    expected = expected_ranks(ranks[0].status.ranks)
+    if len(ranks) < expected:
+        note(f"{len(ranks)} of {expected} ranks: without the others nothing is confirmed that they had a part in")
 
 
 def _attached_line(rank: Rank, answer: Answer) -> str:
     snapshot = answer.snapshot
     whole = "" if snapshot.get("complete") else " (the snapshot goes on, or ended early)"
+    stopped = int(rank.about.get("stopped_us", 0))
+    stood = f"stood still for {stopped / 1e6:.2f} s ({rank.about['tool']}), " if stopped else ""
     return (
-        f"{_name(rank)}: {answer.hooks} functions hooked in {answer.pause_us / 1000:.1f} ms; resident at attach: "
+        f"{rank.name}: {stood}{answer.hooks} functions hooked in {answer.pause_us / 1000:.1f} ms; resident at attach: "
         f"{snapshot.get('l1_tokens', 0)} tokens in L1, {snapshot.get('l2_tokens', 0)} in L2{whole}"
     )
 
@@ -273,6 +247,8 @@ def _facts(rank: Rank, answer: Answer) -> dict[str, Any]:
     return {
         "pid": rank.process.pid,
         "ranks": rank.status.ranks,
+        "way": rank.status.way,
+        **rank.about,
         "journal": answer.journal,
         "hooks": answer.hooks,
         "pause_us": answer.pause_us,

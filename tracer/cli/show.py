@@ -13,6 +13,7 @@ from kvwitness.tracer.cli.output import json_option, note, print_json
 from kvwitness.tracer.cli.outside import show_outside
 from kvwitness.tracer.cli.table import print_requests
 from kvwitness.tracer.outside.records import is_recording
+from kvwitness.tracer.verdicts.recorded import about_the_recording
 
 _HEALTH_CHECK: Final = "HEALTH_CHECK"
 """How the ids begin that SGLang gives to its own health checks."""
@@ -54,6 +55,8 @@ def show(ctx: click.Context, path: Path, with_health_checks: bool, as_json: bool
             show_outside(outside, str(path), False, evidence.doubt)
         if count := len(rows) - len(shown):
             note(f"left out: {count} health check{'' if count == 1 else 's'} of the server itself (--all shows them)")
+        for text in about_the_recording(evidence.verdicts):
+            note(text)
     ctx.exit(1 if evidence.intact is False else 0)
 
 

@@ -232,6 +232,8 @@ class Ledger:
             self._facts["process"] = facts
         elif event.kind == ev.FactKind.PROFILE:
             self._facts["profile"] = facts
+        elif event.kind == ev.FactKind.ATTACH:
+            self._facts["attach"] = {**self._facts.get("attach", {}), **facts}
 
     def _hook_failed(self, event: ev.HookFailed, _: ft.Moment) -> None:
         self._failures[self._name(event.hook) or str(event.hook)] = event.count

@@ -44,6 +44,9 @@ _NO_CONDITION: Final = (
     "arguments.*throughput*",
     # Of the process.
     "instance.ranks*",
+    "instance.attach.stopped_us",
+    "instance.attach.pause_us",
+    "instance.attach.snapshot*",
     "instance.process.role",
     "instance.process.pid",
     "instance.process.arguments.random_seed",

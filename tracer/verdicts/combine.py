@@ -19,6 +19,7 @@ from kvwitness.tracer.model import (
     Tier,
 )
 from kvwitness.tracer.verdicts.links import REMEDY
+from kvwitness.tracer.verdicts.recorded import named, places
 from kvwitness.tracer.verdicts.request import overall_grade
 from kvwitness.tracer.verdicts.sentences import sentence
 
@@ -55,7 +56,11 @@ def _missing_ranks(ranks: list[RequestVerdict], instances: dict[str, InstanceFac
     tp, pp = facts.get("attn_tp_size") or facts.get("tp_size") or 1, facts.get("pp_size") or 1
     expected = int(tp) * int(pp)
     if len(ranks) < expected:
-        return Reason.INCONCLUSIVE, f"the request ran on {expected} ranks, {len(ranks)} of them were recorded"
+        detail = f"the request ran on {expected} ranks, {len(ranks)} of them were recorded"
+        everywhere, seen = places(instances[rank.instance] for rank in ranks)
+        replicas = {dp for dp, _, _ in seen}
+        missing = {place for place in everywhere - seen if place[0] in replicas}
+        return Reason.INCONCLUSIVE, f"{detail}, not {named(missing, everywhere)}" if missing else detail
     return None
 
 
