@@ -265,7 +265,7 @@ class CacheObserver:
     def _prompt(self, rid: str) -> tuple[int, ...]:
         return next(tuple(body["input_ids"]) for body in self.server.generated if body["rid"] == rid)
 
-    def left_l1(self, rid: str) -> bool | None:
+    def left_l1(self, rid: str, beyond: int = 0) -> bool | None:
         return self.server.shared(self._prompt(rid), self.server.l1) == 0
 
     def backed_up(self, rid: str) -> bool | None:

@@ -50,7 +50,7 @@ def fill_length(options: AbcOptions, server: ServerInfo) -> int:
         return options.fill_tokens
     pool = server.max_total_num_tokens or 0
     longest = min(LONGEST_FILL, server.max_req_input_len or LONGEST_FILL)
-    return max(options.prefix_tokens + options.question_tokens, min(pool // FILLS_AIMED_AT, longest))
+    return max(options.longest_prefix + options.question_tokens, min(pool // FILLS_AIMED_AT, longest))
 
 
 def auto_fills(tokens: int, fill_tokens: int) -> int:
@@ -80,7 +80,7 @@ def _cache(options: AbcOptions, server: ServerInfo) -> Iterator[Finding]:
 
 
 def _lengths(options: AbcOptions, server: ServerInfo) -> Iterator[Finding]:
-    prompt = options.prefix_tokens + options.question_tokens
+    prompt = options.longest_prefix + options.question_tokens
     page = server.page_size or 1
     if options.prefix_tokens < page:
         yield _stop(
@@ -109,7 +109,7 @@ def _pools(options: AbcOptions, server: ServerInfo) -> Iterator[Finding]:
     device, page = server.max_total_num_tokens, server.page_size or 1
     if device is None or options.flush_between_bc:
         return
-    prompt = options.prefix_tokens + options.question_tokens
+    prompt = options.longest_prefix + options.question_tokens
     fill = fill_length(options, server)
     each = cached_tokens(fill, options.output_tokens, page)
     own = cached_tokens(prompt, options.output_tokens, page) + page
