@@ -7,6 +7,7 @@ A bundle is a folder, or a zip of that folder::
     journals/*.kvwj    what the processes recorded             requests.jsonl    what the client sent and saw
     verdicts.json      what follows from those two             spans.otlp.jsonl  the same as OTLP/JSON (optional)
     metrics/*.prom     the server's counters                   summary.md        all of it for people
+    control/           the control run, a bundle of its own (optional)
 
 ``sha256sum -c manifest.sha256`` works inside the folder.
 """
@@ -32,6 +33,8 @@ SPANS: Final = "spans.otlp.jsonl"
 SUMMARY: Final = "summary.md"
 JOURNALS: Final = "journals"
 METRICS: Final = "metrics"
+CONTROL: Final = "control/"
+"""In front of the files of the control run, which is a bundle of its own within the bundle."""
 
 SELF_DESCRIBING: Final = frozenset({MANIFEST, MANIFEST_HASH})
 """The files that the manifest does not list."""

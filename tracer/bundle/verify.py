@@ -11,6 +11,7 @@ from kvwitness.tracer import judgement
 from kvwitness.tracer.bundle.compare import first_difference
 from kvwitness.tracer.bundle.counters import window_of
 from kvwitness.tracer.bundle.layout import (
+    CONTROL,
     ENVIRONMENT,
     MANIFEST,
     MANIFEST_HASH,
@@ -40,7 +41,7 @@ from kvwitness.tracer.bundle.read import (
     parse_verdicts,
 )
 from kvwitness.tracer.bundle.reports import reports_by_rid
-from kvwitness.tracer.bundle.source import Problem, ProblemKind, Source, Unreadable, open_source, problem
+from kvwitness.tracer.bundle.source import PartSource, Problem, ProblemKind, Source, Unreadable, open_source, problem
 from kvwitness.tracer.bundle.spans import SpanLines, span_file
 from kvwitness.tracer.bundle.summary import render_summary
 from kvwitness.tracer.bundle.version import kvwitness_version
@@ -69,15 +70,19 @@ class VerifyReport(msgspec.Struct, frozen=True):
     checked_by: str
 
 
-def verify_bundle(path: Path, *, spans: SpanLines | None = None) -> VerifyReport:
-    """Check the bundle at ``path``, a folder or a zip. With ``spans`` its spans are derived again, too.
+def verify_bundle(path: Path, *, spans: SpanLines | None = None, part: str = "") -> VerifyReport:
+    """Check the bundle at ``path``, a folder or a zip, and the control run in it. With ``spans`` its spans are
+    derived again, too. With ``part`` only the bundle of that name within it is checked.
 
     Everything wrong *in* it becomes a :class:`Problem`. Raises
     :class:`~kvwitness.tracer.bundle.errors.BundleError` only when there is no bundle to check.
     """
-    with open_source(path) as source:
+    with open_source(path, part) as source:
         checked = check_files(source)
         problems, count = _check_verdicts(source, checked.manifest, spans)
+        if f"{CONTROL}{MANIFEST}" in source.names:
+            found, more = _check_control(PartSource(source, CONTROL), spans)
+            problems, count = (*problems, *found), count + more
     problems = (*checked.problems, *problems)
     return VerifyReport(
         path=str(path),
@@ -88,6 +93,13 @@ def verify_bundle(path: Path, *, spans: SpanLines | None = None) -> VerifyReport
         written_by=checked.manifest.kvwitness if checked.manifest else None,
         checked_by=kvwitness_version(),
     )
+
+
+def _check_control(source: Source, spans: SpanLines | None) -> tuple[tuple[Problem, ...], int]:
+    """The control run's own files and verdicts, under the names that they have in the whole bundle."""
+    checked = check_files(source)
+    problems, count = _check_verdicts(source, checked.manifest, spans)
+    return tuple(problem(one.kind, CONTROL + one.path, one.message) for one in (*checked.problems, *problems)), count
 
 
 # --- the files -----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import uuid
@@ -21,6 +22,7 @@ from kvwitness.tracer.bundle.counters import window_of
 from kvwitness.tracer.bundle.errors import BundleError
 from kvwitness.tracer.bundle.layout import (
     BUNDLE_SCHEMA,
+    CONTROL,
     ENVIRONMENT,
     MANIFEST,
     MANIFEST_HASH,
@@ -41,6 +43,7 @@ from kvwitness.tracer.bundle.layout import (
 from kvwitness.tracer.bundle.reports import reports_by_rid
 from kvwitness.tracer.bundle.snapshot import snapshot_bytes
 from kvwitness.tracer.bundle.spans import SpanLines, span_file
+from kvwitness.tracer.bundle.spare import Spare
 from kvwitness.tracer.bundle.summary import render_summary
 from kvwitness.tracer.bundle.version import kvwitness_version
 from kvwitness.tracer.model import RequestVerdict
@@ -57,6 +60,8 @@ class BundleInputs(msgspec.Struct, frozen=True):
     """The server's metrics as it answered them, by moment: ``before``, ``after``, and others of one word."""
     created: str | None = None
     """UTC, ISO 8601; None: now."""
+    control: BundleInputs | None = None
+    """The control run."""
 
 
 class BundleInfo(msgspec.Struct, frozen=True):
@@ -82,18 +87,32 @@ def check_destination(destination: Path, *, replace: bool = False) -> None:
 
 
 def write_bundle(
-    destination: Path, inputs: BundleInputs, *, spans: SpanLines | None = None, replace: bool = False
+    destination: Path,
+    inputs: BundleInputs,
+    *,
+    spans: SpanLines | None = None,
+    replace: bool = False,
+    spare: Spare | None = None,
 ) -> BundleInfo:
     """Write a bundle to the folder ``destination``, or to a zip when its name ends in ``.zip``.
 
-    An existing non-empty ``destination`` is only replaced when ``replace`` says so. Raises
+    An existing non-empty ``destination`` is only replaced when ``replace`` says so. On a full disk ``spare`` is given
+    back, and the bundle is written without the journals, which stay where they are; it says so. Raises
     :class:`BundleError`; what was gathered until then is kept, and the error says where.
     """
     check_destination(destination, replace=replace)
     partial = destination.with_name(f".{destination.name}.partial-{uuid.uuid4().hex[:8]}")
     try:
-        partial.mkdir(parents=True)
-        info = _fill(partial, destination, inputs, spans)
+        partial.mkdir(parents=True, exist_ok=True)
+        try:
+            info = _fill(partial, destination, inputs, spans)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or spare is None:
+                raise
+            spare.release()
+            shutil.rmtree(partial)
+            partial.mkdir()
+            info = _fill(partial, destination, _without_journals(inputs), None, _left_out(inputs))
         if destination.suffix == ".zip":
             _publish_zip(partial, destination, info.manifest, replace)
         else:
@@ -103,7 +122,22 @@ def write_bundle(
     return info
 
 
-def _fill(folder: Path, destination: Path, inputs: BundleInputs, spans: SpanLines | None) -> BundleInfo:
+def _without_journals(inputs: BundleInputs) -> BundleInputs:
+    """What is small and exists nowhere else."""
+    return msgspec.structs.replace(inputs, journals=(), metrics={}, control=None)
+
+
+def _left_out(inputs: BundleInputs) -> tuple[SkippedJournal, ...]:
+    return tuple(SkippedJournal(path.name, f"the disk was full; it is still {path}") for path in inputs.journals)
+
+
+def _fill(
+    folder: Path,
+    destination: Path,
+    inputs: BundleInputs,
+    spans: SpanLines | None,
+    left_out: tuple[SkippedJournal, ...] = (),
+) -> BundleInfo:
     """Write every file of the bundle. What exists nowhere else comes first, the manifest last."""
     files: dict[str, FileEntry] = {}
 
@@ -118,11 +152,14 @@ def _fill(folder: Path, destination: Path, inputs: BundleInputs, spans: SpanLine
         add(metrics_path(moment), text.encode("utf-8", "replace"))
     add(ENVIRONMENT, _pretty(inputs.environment, order="sorted"))
 
-    journals, skipped = _add_journals(inputs.journals, add)
+    journals, unreadable = _add_journals(inputs.journals, add)
+    skipped = (*left_out, *unreadable)
     judged = judgement.judge(journals, reports_by_rid(inputs.requests), window_of(inputs.metrics))
     add(VERDICTS, _pretty(judged.verdicts))
     if spans is not None:
         add(SPANS, span_file(spans(judged, inputs.requests)))
+    if inputs.control is not None:
+        files |= _add_control(folder, inputs.control, spans)
 
     created = inputs.created or datetime.now(UTC).isoformat(timespec="seconds")
     version = kvwitness_version()
@@ -147,6 +184,15 @@ def _fill(folder: Path, destination: Path, inputs: BundleInputs, spans: SpanLine
     (folder / MANIFEST).write_bytes(raw)
     (folder / MANIFEST_HASH).write_bytes(hash_line(raw))
     return BundleInfo(path=destination, manifest=manifest, verdicts=judged.verdicts)
+
+
+def _add_control(folder: Path, control: BundleInputs, spans: SpanLines | None) -> dict[str, FileEntry]:
+    """Write the control run as a bundle of its own within the bundle, which lists all of its files."""
+    own = folder / CONTROL
+    own.mkdir()
+    manifest = _fill(own, own, control, spans).manifest
+    names = [MANIFEST, MANIFEST_HASH, *(entry.path for entry in manifest.files)]
+    return {CONTROL + name: entry_of(CONTROL + name, (own / name).read_bytes()) for name in names}
 
 
 def _add_journals(

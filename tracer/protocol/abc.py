@@ -7,14 +7,16 @@ Without one the run goes by sizes and counters, and says so in its notes.
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 from typing import Final, Protocol
 
 import msgspec
 
-from kvwitness.collectors.metrics import MetricsSnapshot
-from kvwitness.collectors.server_info import ServerInfo
+from kvwitness.collectors.memory import memory_of
+from kvwitness.collectors.metrics import HOST_TOTAL_TOKENS, MetricsSnapshot, MetricsUnavailable
+from kvwitness.collectors.server_info import ServerInfo, is_loopback
 from kvwitness.tracer.protocol.client import FlushResult, ServerClient
-from kvwitness.tracer.protocol.fit import Finding, Severity, check_fit
+from kvwitness.tracer.protocol.fit import Finding, Room, Severity, check_fit
 from kvwitness.tracer.protocol.observer import Observer
 from kvwitness.tracer.protocol.options import AbcOptions, Api
 from kvwitness.tracer.protocol.prompts import DrawnIds, Prompts, Texts, calibration
@@ -122,7 +124,7 @@ def run_abc(
     info = server.server_info()
     if document is not None:
         options = _measured(options, document, server)
-    findings = check_fit(options, info)
+    findings = check_fit(options, info, _room(server))
     if any(finding.severity is Severity.STOP for finding in findings):
         raise UnfitServer(findings)
     seed = options.seed if options.seed is not None else secrets.randbits(48)
@@ -160,6 +162,18 @@ def run_abc(
     )
 
 
+def _room(server: ServerClient) -> Room:
+    """What can be measured of the room for the run."""
+    host: int | None = None
+    with suppress(MetricsUnavailable):
+        # The gauge is exported as 0 before the scheduler has reported for the first time.
+        host = int(server.metrics().value(HOST_TOTAL_TOKENS) or 0) or None
+    memory = memory_of(server.url) if is_loopback(server.url) else None
+    if memory is None:
+        return Room(host)
+    return Room(host, memory.available, memory.total)
+
+
 def _measured(options: AbcOptions, document: str, server: ServerClient) -> AbcOptions:
     """The same options with the document's length in tokens, by the server, or by a rule of thumb."""
     count = server.count_tokens(document)
@@ -167,9 +181,7 @@ def _measured(options: AbcOptions, document: str, server: ServerClient) -> AbcOp
     return msgspec.structs.replace(options, prefix_tokens=count if count is not None else guess)
 
 
-def _prompts(
-    options: AbcOptions, seed: int, info: ServerInfo, server: ServerClient, document: str | None
-) -> Prompts:
+def _prompts(options: AbcOptions, seed: int, info: ServerInfo, server: ServerClient, document: str | None) -> Prompts:
     if document is None and options.questions is None and options.api is not Api.CHAT:
         lengths = options.lengths or (options.prefix_tokens,)
         return DrawnIds(seed, lengths, options.question_tokens, choose_vocabulary(info.vocab_size))

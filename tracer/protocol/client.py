@@ -49,7 +49,7 @@ class RequestInterrupted(KeyboardInterrupt):
 
 
 class GenerateCall(msgspec.Struct, frozen=True):
-    """One request to send: ``output_tokens`` greedy tokens for ``prompt``, fewer where the model ends a text's answer."""
+    """One request to send: ``output_tokens`` greedy tokens for ``prompt``, fewer where the model ends before."""
 
     rid: str
     series: str

@@ -91,7 +91,7 @@ class DrawnIds:
 class Texts:
     """A document, or words that are drawn, with questions behind it.
 
-    ``words`` is the length of the drawn prefix in words (no document), ``tokens_a_word`` what the server counts for one.
+    ``words`` is the length of the drawn prefix in words (no document), ``tokens_a_word`` the server's count for one.
     """
 
     def __init__(

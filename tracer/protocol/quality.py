@@ -21,8 +21,8 @@ class Kind(StrEnum):
     """How an answer is compared.
 
     ``exact``: the whole answer, but for space around it. ``contains``: somewhere in it, whatever the case.
-    ``regex``: found somewhere in it. ``numeric``: the last number in it, within ``tolerance``. ``custom``: a function of
-    the user's, ``module:function``, called with the answer, that returns whether it is right.
+    ``regex``: found somewhere in it. ``numeric``: the last number in it, within ``tolerance``. ``custom``: a function
+    of the user's, ``module:function``, called with the answer, that returns whether it is right.
     """
 
     EXACT = "exact"

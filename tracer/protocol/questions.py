@@ -1,10 +1,10 @@
 """Questions of the user's own, from a YAML file::
 
-    questions:                       # asked by A, and by C again
-      - ask: What is the capital of France?
-        contains: Paris              # or exact, regex, numeric (with tolerance), custom (module:function)
-    new_questions:                   # asked by B; left out: the next of the questions
-      - ask: And of Spain?
+questions:                       # asked by A, and by C again
+  - ask: What is the capital of France?
+    contains: Paris              # or exact, regex, numeric (with tolerance), custom (module:function)
+new_questions:                   # asked by B; left out: the next of the questions
+  - ask: And of Spain?
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def parse_questions(found: Any) -> Questions:
     if not isinstance(found, dict) or "questions" not in found:
         raise BadQuestions("it has no list `questions`")
     if unknown := found.keys() - {"questions", "new_questions"}:
-        raise BadQuestions(f"it has {sorted(map(str, unknown))[0]!r}, and only `questions` and `new_questions` are known")
+        raise BadQuestions(
+            f"it has {sorted(map(str, unknown))[0]!r}, and only `questions` and `new_questions` are known"
+        )
     known = _list("questions", found["questions"])
     if "new_questions" in found:
         return Questions(known, _list("new_questions", found["new_questions"]))
@@ -83,7 +85,9 @@ def _question(where: str, found: Any) -> Question:
     if not isinstance(found, dict) or not isinstance(found.get("ask"), str) or not found["ask"].strip():
         raise BadQuestions(f"{where} has no text under `ask`")
     if unknown := found.keys() - _KEYS:
-        raise BadQuestions(f"{where} has {sorted(map(str, unknown))[0]!r}, which is not one of {', '.join(sorted(_KEYS))}")
+        raise BadQuestions(
+            f"{where} has {sorted(map(str, unknown))[0]!r}, which is not one of {', '.join(sorted(_KEYS))}"
+        )
     kinds = [kind for kind in Kind if kind.value in found]
     if len(kinds) > 1:
         raise BadQuestions(f"{where} has more than one reference: {', '.join(kinds)}")

@@ -39,7 +39,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     prompt_ids: tuple[int, ...] = ()
     """Kept only for series A, B and C, and only when asked."""
     round: int | None = None
-    """Of A, B and C: which prefix, counted from 0."""
+    """Of A, B and C: which prefix, counted from 0; of an eviction: the first that it was for."""
     prefix_tokens: int | None = None
     """Of A, B and C: the length asked for; None where it is a text."""
     reference: Reference | None = None

@@ -216,7 +216,7 @@ class Runner:
             while (enough := self._enough(sent, filled, asked, room, limit, records)) is None:
                 self.progress.detail(f"unrelated prompt {sent + 1}, at most {limit if asked is None else asked}")
                 prompt = self.prompts.unrelated(start + sent, tokens)
-                fill = self._send("evict", [(prompt, None)])
+                fill = self._send("evict", [(prompt, None)], wave.rounds[0])
                 sent += 1
                 filled += sum(one.prompt_tokens for one in fill)
                 self._used = max(self._used, start + sent)
@@ -303,10 +303,15 @@ class Runner:
 
     # --- steps ---------------------------------------------------------------------------------------
 
-    def _send(self, series: str, prompts: Sequence[tuple[Prompt, Round | None]]) -> list[RequestRecord]:
-        """Send requests and keep their records. A failed one ends a run of one round; several bear some failures."""
+    def _send(
+        self, series: str, prompts: Sequence[tuple[Prompt, Round | None]], number: int | None = None
+    ) -> list[RequestRecord]:
+        """Send requests and keep their records. A failed one ends a run of one round; several bear some failures.
+
+        ``number`` is the round of those that have no prefix of a round.
+        """
         calls = [
-            self._call(series, prompt, round_, len(self.records) + place)
+            self._call(series, prompt, round_, len(self.records) + place, number)
             for place, (prompt, round_) in enumerate(prompts)
         ]
         if not calls:
@@ -324,7 +329,7 @@ class Runner:
                 raise Stopped(f"request {record.order} ({series}) failed: {record.error}")
         return records
 
-    def _call(self, series: str, prompt: Prompt, round_: Round | None, order: int) -> GenerateCall:
+    def _call(self, series: str, prompt: Prompt, round_: Round | None, order: int, number: int | None) -> GenerateCall:
         return GenerateCall(
             rid=f"kvw-{self.run_id}-{order:03d}-{series}",
             series=series,
@@ -335,7 +340,7 @@ class Runner:
             keep_prompt=self.options.keep_prompts and series in ("A", "B", "C"),
             api=self.options.api,
             model=self.info.model_path or "default",
-            round=None if round_ is None else round_.number,
+            round=number if round_ is None else round_.number,
             prefix_tokens=None if round_ is None else round_.prefix_tokens,
         )
 

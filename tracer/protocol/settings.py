@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
@@ -80,7 +81,7 @@ def logged(reads: Sequence[SettingsRead]) -> SettingsLog:
     """Compare each reading with the one before it."""
     changes: list[SettingChange] = []
     restarts: list[str] = []
-    for one, other in zip(reads, reads[1:], strict=False):
+    for one, other in pairwise(reads):
         for name, left, right in _differences(one.settings, other.settings):
             changes.append(SettingChange(one.moment, other.moment, name, left, right))
         if one.processes and other.processes and one.processes != other.processes:
@@ -92,6 +93,12 @@ def logged(reads: Sequence[SettingsRead]) -> SettingsLog:
         tuple(restarts),
         "watched" if seen else "the server's processes cannot be seen from here: a restart shows by its settings alone",
     )
+
+
+def setting_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
+    """Each setting in which two answers of /server_info differ, as a line."""
+    pairs = _differences(flat_settings(one), flat_settings(other))
+    return tuple(f"{name}: {left} and {right}" for name, left, right in pairs)
 
 
 def control_differences(subject: Mapping[str, Any], control: Mapping[str, Any]) -> tuple[str, ...]:
