@@ -213,7 +213,8 @@ def _ranks(options: AbcOptions, server: ServerInfo) -> Iterator[Finding]:
     elif options.dp_rank is None and ranks > 1:
         yield _stop(
             "dp_rank_missing",
-            f"the server has {ranks} data-parallel ranks with a cache each: name the one to use (--dp-rank, 0 to {ranks - 1})",
+            f"the server has {ranks} data-parallel ranks with a cache each: "
+            f"name the one to use (--dp-rank, 0 to {ranks - 1})",
         )
 
 

@@ -148,6 +148,8 @@ class Runner:
         rounds = [self.prompts.round(number) for number in wave.rounds]
         self._phase("A: computing the prefix", wave)
         first = self._series("A", rounds, wave)
+        if not first:
+            return  # There is no prefix to evict, and nothing to ask for again.
         known = {round_: record for round_, record in first.items() if record.cached_tokens}
         if known:
             found = max(record.cached_tokens or 0 for record in known.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 from kvwitness.tracer import judgement
 from kvwitness.tracer.bundle.abc import why_stopped
 from kvwitness.tracer.bundle.counters import window_of
+from kvwitness.tracer.bundle.errors import BundleError
 from kvwitness.tracer.bundle.layout import CONTROL, Manifest, encode_manifest, sha256
 from kvwitness.tracer.bundle.read import holds_control, open_bundle, read_bundle_journals, read_bundle_metrics
 from kvwitness.tracer.bundle.reports import reports_by_rid
@@ -54,7 +56,11 @@ class Evidence(msgspec.Struct, frozen=True):
 
 def load_evidence(path: Path) -> Evidence:
     """Open and verify the bundle at ``path``. Raises :class:`~kvwitness.tracer.bundle.errors.BundleError`."""
-    control = _load(path, CONTROL, None) if holds_control(path) else None
+    control: Evidence | None = None
+    if holds_control(path):
+        # One that cannot be read is a problem of the whole bundle, which does not verify then.
+        with suppress(BundleError):
+            control = _load(path, CONTROL, None)
     return _load(path, "", control)
 
 

@@ -26,7 +26,7 @@ from kvwitness.tracer.report.timing import Timing, timing_of
 from kvwitness.tracer.report.wording import grade_in, link_in, sentence_in, tier_in
 
 _SHOWN_PROBLEMS: Final = 20
-_SECTIONS: Final = (
+SECTIONS: Final = (
     "claim",
     "not_claimed",
     "chain",
@@ -40,6 +40,7 @@ _SECTIONS: Final = (
     "conditions",
     "recheck",
 )
+"""Of the page, in order; those that have nothing to show are left out."""
 _TIER_ORDER: Final = (Tier.L2, Tier.L3, Tier.L1, Tier.RECOMPUTED, Tier.UNKNOWN)
 
 
@@ -165,7 +166,7 @@ class Page(msgspec.Struct, frozen=True):
     def sections(self) -> tuple[str, ...]:
         """The page's sections, in order."""
         left_out = {"sweep": self.sweep is None, "control": self.control is None, "answers": not self.answers.series}
-        return tuple(name for name in _SECTIONS if not left_out.get(name, False))
+        return tuple(name for name in SECTIONS if not left_out.get(name, False))
 
 
 def build_page(evidence: Evidence, words: Words) -> Page:
