@@ -27,6 +27,7 @@ from kvwitness.patches.schema.format import JOURNAL_SUFFIX
 DIRECTORY_VARIABLE: Final = "KVWITNESS_DIR"
 GPU_TIMEOUT_S: Final = 10.0
 _GPU_FIELDS: Final = ("index", "name", "driver_version", "memory.total", "memory.used")
+_SCHEDULER: Final = "sglang::scheduler"
 _SERVER_WORDS: Final = ("sglang", "launch_server")
 
 
@@ -76,6 +77,13 @@ class ProcessFacts(msgspec.Struct, frozen=True):
     command: tuple[str, ...]
     rss_bytes: int | None
     unknown: tuple[str, ...] = ()
+
+
+class ProcessIdentity(msgspec.Struct, frozen=True):
+    """One process, and no other that gets its number later. ``started``: in s since the epoch."""
+
+    pid: int
+    started: float
 
 
 class ServerProcesses(msgspec.Struct, frozen=True):
@@ -151,6 +159,22 @@ def find_server_processes(url: str) -> ServerProcesses:
     """The server's processes, when ``url`` is on this machine and this user may see them."""
     tree, reason = server_tree(url)
     return ServerProcesses(tuple(_describe(process) for process in tree), reason)
+
+
+def server_identity(url: str) -> tuple[ProcessIdentity, ...]:
+    """The topmost process of the server behind ``url`` and its schedulers; empty where they cannot be seen."""
+    tree, _ = server_tree(url)
+    return tuple(
+        ProcessIdentity(process.pid, process.create_time())
+        for process in tree[:1] + [one for one in tree[1:] if _SCHEDULER in _title(one)]
+        if process.is_running()
+    )
+
+
+def _title(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
 
 
 def locate_kvwitness_dir(url: str) -> JournalDirectory:

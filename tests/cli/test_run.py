@@ -54,7 +54,7 @@ class Runner:
         self.stopped: str | None = None
         self.error: Exception | None = None
 
-    def __call__(self, *args: Any) -> AbcRun:
+    def __call__(self, *args: Any, **more: Any) -> AbcRun:
         self.calls.append(args)
         if self.error is not None:
             raise self.error
@@ -64,7 +64,7 @@ class Runner:
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> Runner:
     runner = Runner()
-    module = "kvwitness.tracer.cli.run"
+    module = "kvwitness.tracer.cli.driving"
     monkeypatch.setattr(f"{module}.run_abc", runner)
     monkeypatch.setattr(f"{module}.ServerClient.check", lambda self: None)
     monkeypatch.setattr(f"{module}.host_facts", lambda: HOST)
@@ -87,7 +87,8 @@ def test_a_run_ends_in_a_bundle(kvwitness: Command, runner: Runner, data: Path, 
     assert observer.directory == data
     assert verify_bundle(out).ok
     environment = open_bundle(out).environment
-    assert environment["unknown"] == ["host: cpu_model", "server: vocab_size", "processes: another machine"]
+    assert environment["unknown"][:3] == ["host: cpu_model", "server: vocab_size", "processes: another machine"]
+    assert "model: weights: the model's path is no folder here" in environment["unknown"]
     assert environment["server"]["version"] == "0.5.23"
     assert environment["run"]["options"]["prefix_tokens"] == 64
     assert environment["raw"]["server_info"] == {"a": 1}

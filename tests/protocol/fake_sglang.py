@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -46,6 +46,10 @@ class FakeSglang:
     l1: dict[str, tuple[int, ...]] = field(default_factory=dict)
     l2: dict[str, tuple[int, ...]] = field(default_factory=dict)
     counters: dict[str, float] = field(default_factory=dict)
+    answer: str = ""
+    """What every request for a text is answered."""
+    before_post: Callable[[int], None] = lambda number: None
+    """Called with the number of each request before it is served."""
     url: str = ""
     hanging: threading.Event = field(default_factory=threading.Event)
     """Set when a request with the fault ``hang`` has its first token."""
@@ -78,6 +82,11 @@ class FakeSglang:
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
+
+    @property
+    def completed(self) -> list[dict[str, Any]]:
+        """The bodies of the requests to OpenAI's endpoints, in order."""
+        return [seen.body for seen in self.seen if seen.path.startswith("/v1/")]
 
     @property
     def generated(self) -> list[dict[str, Any]]:
@@ -175,7 +184,11 @@ class FakeSglang:
                 self.l2.clear()
             self._answer(handler, self.flush_status, b"Cache flushed." if self.flush_status == 200 else b"not idle")
             return
+        if path == "/tokenize":
+            self._answer(handler, 200, json.dumps({"count": len(body["prompt"].encode())}).encode())
+            return
         rid = body["rid"]
+        self.before_post(int(rid.split("-")[2]))
         fault = self.faults.get(rid.rpartition("-")[2])
         if fault == "500":
             self._answer(handler, 500, b"CUDA out of memory")
@@ -183,7 +196,8 @@ class FakeSglang:
         handler.send_response(200)
         handler.send_header("content-type", "text/event-stream; charset=utf-8")
         handler.end_headers()
-        for event in self._events(rid, body, fault):
+        events = self._events if path == "/generate" else self._openai_events
+        for event in events(rid, body, fault):
             handler.wfile.write(b"data: " + event.encode() + b"\n\n")
 
     def _events(self, rid: str, body: dict[str, Any], fault: str | None) -> Iterator[str]:
@@ -195,7 +209,7 @@ class FakeSglang:
             yield "{not json"
             yield "[DONE]"
             return
-        ids = tuple(body["input_ids"])
+        ids = tuple(body.get("input_ids") or body["text"].encode())
         details = self._serve(rid, ids)
         total = body["sampling_params"]["max_new_tokens"]
         outputs = [(sum(ids) + i) % 1000 for i in range(total)]
@@ -215,11 +229,32 @@ class FakeSglang:
                 "cached_tokens_details": details,
             }
             text = "".join(chr(97 + token % 26) for token in outputs[first:done])
+            if self.answer:
+                text = self.answer
             yield json.dumps({"text": text, "output_ids": outputs[first:done], "meta_info": meta})
             if fault == "hang":
                 self.hanging.set()
                 self.released.wait(30)
                 return
+        yield "[DONE]"
+
+    def _openai_events(self, rid: str, body: dict[str, Any], fault: str | None) -> Iterator[str]:
+        chat = "messages" in body
+        # A chat template begins every prompt alike.
+        given = f"<user>{body['messages'][0]['content']}" if chat else body["prompt"]
+        ids = tuple(given.encode() if isinstance(given, str) else given)
+        details = self._serve(rid, ids)
+        text = self.answer or "".join(chr(97 + (sum(ids) + i) % 26) for i in range(body["max_tokens"]))
+        usage = {"prompt_tokens": len(ids), "completion_tokens": 1}
+        if chat:
+            first = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+            yield json.dumps({"id": rid, "choices": [first], "usage": {**usage, "completion_tokens": 0}})
+        for place, char in enumerate(text):
+            end = "stop" if place == len(text) - 1 else None
+            piece = {"delta": {"content": char}} if chat else {"text": char}
+            yield json.dumps({"id": rid, "choices": [{**piece, "finish_reason": end}], "usage": usage})
+        cached = {"cached_tokens": sum(details.values())} if details else None
+        yield json.dumps({"id": rid, "choices": [], "usage": {**usage, "prompt_tokens_details": cached}})
         yield "[DONE]"
 
     @staticmethod
@@ -263,9 +298,13 @@ class CacheObserver:
         self.server = server
 
     def _prompt(self, rid: str) -> tuple[int, ...]:
-        return next(tuple(body["input_ids"]) for body in self.server.generated if body["rid"] == rid)
+        return next(
+            tuple(body.get("input_ids") or body["text"].encode())
+            for body in self.server.generated
+            if body["rid"] == rid
+        )
 
-    def left_l1(self, rid: str) -> bool | None:
+    def left_l1(self, rid: str, beyond: int = 0) -> bool | None:
         return self.server.shared(self._prompt(rid), self.server.l1) == 0
 
     def backed_up(self, rid: str) -> bool | None:

@@ -100,7 +100,7 @@ def test_evict_host_goes_on_until_the_prefix_has_left_l2() -> None:
 
 def test_filling_is_bounded_when_the_prefix_never_leaves() -> None:
     class Stuck(CacheObserver):
-        def left_l1(self, rid: str) -> bool | None:
+        def left_l1(self, rid: str, beyond: int = 0) -> bool | None:
             return False
 
     with FakeSglang() as server:
@@ -242,7 +242,7 @@ def test_token_ids_stay_within_the_vocabulary() -> None:
 
 def test_an_observer_that_fails_costs_the_observation_and_not_the_run() -> None:
     class Failing(CacheObserver):
-        def left_l1(self, rid: str) -> bool | None:
+        def left_l1(self, rid: str, beyond: int = 0) -> bool | None:
             raise OSError("journal directory vanished")
 
     with FakeSglang() as server:

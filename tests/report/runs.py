@@ -65,6 +65,7 @@ def bundle_of(
     records: Sequence[RequestRecord] | None = None,
     journals: Sequence[Path] = (ABC,),
     environment: Mapping[str, Any] = ENVIRONMENT,
+    control: BundleInputs | None = None,
 ) -> Path:
     """A bundle at ``path``, by default of the run on the CPU stand that is kept with the tests."""
     inputs = BundleInputs(
@@ -72,8 +73,37 @@ def bundle_of(
         requests=abc_records() if records is None else tuple(records),
         environment=dict(environment),
         created=CREATED,
+        control=control,
     )
     return write_bundle(path, inputs).path
+
+
+def server_info(**changes: Any) -> dict[str, Any]:
+    """What a server said of itself."""
+    return {"raw": {"server_info": {"enable_hierarchical_cache": True, "page_size": 16, **changes}}}
+
+
+def control_of_abc(records: Sequence[RequestRecord] | None = None, **changes: Any) -> BundleInputs:
+    """The control run of the recorded one: the same prompts, and nothing reused but by B."""
+    plain = [
+        msgspec.structs.replace(
+            one,
+            rid=f"control-{one.rid}",
+            ttft_s=0.4 if one.series == "C" else one.ttft_s,
+            cached_tokens=one.cached_tokens if one.series == "B" else 0,
+            cached_tokens_details=one.cached_tokens_details if one.series == "B" else None,
+        )
+        for one in (abc_records() if records is None else records)
+    ]
+    return BundleInputs(
+        journals=(),
+        requests=tuple(changes.pop("requests", plain)),
+        environment={
+            "run": {"options": {"control": True}},
+            **server_info(**{"enable_hierarchical_cache": False, **changes}),
+        },
+        created=CREATED,
+    )
 
 
 def gpu_bundle(path: Path, folder: Path) -> Path:

@@ -10,8 +10,11 @@ import pytest
 
 import kvwitness.tracer.report as package
 from kvwitness.tracer.model import Grade, Link, RangeVerdict, Reason, Tier
+from kvwitness.tracer.report.breakeven import Standing as Sweep
+from kvwitness.tracer.report.control import ControlStanding
 from kvwitness.tracer.report.messages import LANGUAGES, words_for
 from kvwitness.tracer.report.outcome import Cause
+from kvwitness.tracer.report.page import SECTIONS
 from kvwitness.tracer.report.wording import remedy_in, sentence_in
 from kvwitness.tracer.verdicts.links import REMEDY
 from kvwitness.tracer.verdicts.sentences import sentence
@@ -20,6 +23,7 @@ FOLDER = Path(package.__path__[0])
 ENGLISH = words_for("en")
 NAMED = re.compile(r"""(?:words|\bt)\(\s*["']([a-z0-9_.]+)["']""")
 CHOSEN = re.compile(r'"([a-z_]+\.[a-z0-9_]+)" if|else t?\(?"([a-z_]+\.[a-z0-9_]+)"')
+CONTROL_WITHOUT_LINE = (ControlStanding.ABSENT, ControlStanding.RECOMPUTED)
 WORKED_OUT = {
     *(f"grade.{grade.value}" for grade in Grade),
     "grade.failed",
@@ -31,7 +35,12 @@ WORKED_OUT = {
     *(f"link.{link.value}" for link in Link),
     *(f"remedy.{link.value}" for link in Link),
     *(f"{table}.{cause.value}" for table in ("cause", "change") for cause in Cause),
-    *(f"claim.{name}" for name in ("unverified", "proven", "failed", "control", "traffic")),
+    *(f"claim.{name}" for name in ("unverified", "proven", "controlled", "failed", "control", "traffic")),
+    *(f"claim.{name}" for name in ("right", "wrong")),
+    *(f"sweep.{standing.value}" for standing in Sweep),
+    *(f"control.{standing.value}" for standing in ControlStanding if standing is not ControlStanding.ABSENT),
+    *(f"not.control_{standing.value}" for standing in ControlStanding if standing not in CONTROL_WITHOUT_LINE),
+    *(f"control.{name}" for name in ("by_events", "by_answers")),
     *(f"claim.weak_{name}" for name in ("reported", "consistent", "unknown")),
     *(f"residency.{name}" for name in ("still", "evicted", "freed", "reset")),
     *(f"witnesses.{name}" for name in ("agrees", "explained", "disagrees", "not_comparable")),
@@ -55,9 +64,7 @@ def used() -> set[str]:
         text = path.read_text()
         found.update(NAMED.findall(text))
         found.update(key for pair in CHOSEN.findall(text) for key in pair if key)
-    template = (FOLDER / "report.html.j2").read_text()
-    (sections,) = re.findall(r"set sections = \[(.*)\]", template)
-    found.update(f"head.{name}" for name in re.findall(r'"([a-z_]+)"', sections))
+    found.update(f"head.{name}" for name in SECTIONS)
     return {key for key in found if "." in key and not key.endswith(".")}
 
 

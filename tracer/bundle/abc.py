@@ -11,26 +11,51 @@ import msgspec
 from kvwitness.collectors.environment import HostFacts, ServerProcesses
 from kvwitness.collectors.metrics import stamped
 from kvwitness.tracer.bundle.ending import REACHED_ITS_END, STOPPED
+from kvwitness.collectors.model_files import ModelFiles
+from kvwitness.tracer.bundle.layout import one_line
 from kvwitness.tracer.bundle.summary import PROCESSES, RAW
 from kvwitness.tracer.bundle.write import BundleInputs
 from kvwitness.tracer.protocol.abc import AbcRun
+from kvwitness.tracer.protocol.options import ABC, SWEEP
 
+NO_CONTROL: Final = "not asked for"
 _FIRST_MOMENT: Final = "start"
 
 
+class Surroundings(msgspec.Struct, frozen=True):
+    """What is recorded with a run and was not seen by it."""
+
+    control: str = NO_CONTROL
+    """What became of the control run."""
+    model: ModelFiles | None = None
+    memory: Mapping[str, Any] = {}
+    """RAM by moment, in bytes: of the system, and of the server's processes."""
+    earlier: tuple[str, ...] = ()
+    """Why the earlier parts of a run that was cut short ended, in order."""
+
+
 def inputs_of_run(
-    run: AbcRun, host: HostFacts, processes: ServerProcesses, journals: Sequence[Path], journals_from: str
+    run: AbcRun,
+    host: HostFacts,
+    processes: ServerProcesses,
+    journals: Sequence[Path],
+    journals_from: str,
+    around: Surroundings | None = None,
+    control: BundleInputs | None = None,
 ) -> BundleInputs:
     """The bundle of one run. ``journals_from`` says where the journals were found, or why there are none."""
     return BundleInputs(
         journals=tuple(journals),
         requests=run.records,
-        environment=environment_of_run(run, host, processes, journals_from),
+        environment=environment_of_run(run, host, processes, journals_from, around or Surroundings()),
         metrics=metrics_of_run(run),
+        control=control,
     )
 
 
-def environment_of_run(run: AbcRun, host: HostFacts, processes: ServerProcesses, journals_from: str) -> dict[str, Any]:
+def environment_of_run(
+    run: AbcRun, host: HostFacts, processes: ServerProcesses, journals_from: str, around: Surroundings
+) -> dict[str, Any]:
     """The contents of ``environment.json``. ``unknown`` gathers everything that could not be read."""
     server: dict[str, Any] = msgspec.to_builtins(run.server)
     raw = {"server_info": server.pop("raw_server"), "model_info": server.pop("raw_model")}
@@ -41,6 +66,10 @@ def environment_of_run(run: AbcRun, host: HostFacts, processes: ServerProcesses,
     unknown = [*(f"host: {one}" for one in machine.pop("unknown")), *(f"server: {one}" for one in server_unknown)]
     if processes.reason:
         unknown.append(f"processes: {processes.reason}")
+    model: dict[str, Any] = {}
+    if around.model is not None:
+        model = msgspec.to_builtins(around.model)
+        unknown += [f"model: {one}" for one in model.pop("unknown")]
     return {
         "unknown": unknown,
         "run": {
@@ -53,8 +82,16 @@ def environment_of_run(run: AbcRun, host: HostFacts, processes: ServerProcesses,
             "options": {key: value for key, value in msgspec.to_builtins(run.options).items() if value is not None},
             "eviction": msgspec.to_builtins(run.eviction),
             "flush": msgspec.to_builtins(run.flush) if run.flush is not None else "not asked for",
+            "evictions": msgspec.to_builtins(run.evictions),
             "findings": [f"{finding.code}: {finding.message}" for finding in run.findings],
+            "protocol": SWEEP if run.options.lengths else ABC,
+            "control": around.control,
+            "settings_read": msgspec.to_builtins(run.settings),
+            "missing_rounds": list(run.missing),
+            "earlier_parts": list(around.earlier),
         },
+        "model": model,
+        "memory": msgspec.to_builtins(around.memory),
         "host": machine,
         "server": server,
         PROCESSES: msgspec.to_builtins(processes.processes),

@@ -10,6 +10,7 @@ A bundle is a folder, or a zip of that folder::
     witnesses/*        what was seen from outside (optional)   with derived.json: what follows from that
     statement.json     in-toto statement about all of these    statement.dsse.json   the same, signed (optional)
     ro-crate-metadata.json   what the bundle is, for archives
+    control/           the control run, a bundle of its own (optional)
 
 ``sha256sum -c manifest.sha256`` works inside the folder. Schema 1 had neither statement nor RO-Crate.
 """
@@ -39,6 +40,8 @@ ENVELOPE: Final = "statement.dsse.json"
 JOURNALS: Final = "journals"
 METRICS: Final = "metrics"
 WITNESSES: Final = "witnesses"
+CONTROL: Final = "control/"
+"""In front of the files of the control run, which is a bundle of its own within the bundle."""
 
 STATEMENT_SCHEMA: Final = 2
 """Bundles of this schema and newer have a statement."""

@@ -12,6 +12,7 @@ from kvwitness.collectors.journal import Journal, JournalUnreadable, parse_journ
 from kvwitness.patches.schema.format import JOURNAL_SUFFIX
 from kvwitness.tracer.bundle.errors import BundleError
 from kvwitness.tracer.bundle.layout import (
+    CONTROL,
     ENVIRONMENT,
     JOURNALS,
     MANIFEST,
@@ -49,15 +50,15 @@ class Bundle(msgspec.Struct, frozen=True):
     """Files that are not as they were written; empty in an intact bundle."""
 
 
-def open_bundle(path: Path) -> Bundle:
-    """Read a bundle and check its files against the manifest, without judging again.
+def open_bundle(path: Path, part: str = "") -> Bundle:
+    """Read a bundle (``part``: one within it) and check its files against the manifest, without judging again.
 
     Raises :class:`BundleError` when a part that is needed cannot be read.
     """
     # Imported here because verifying builds on reading.
     from kvwitness.tracer.bundle.verify import check_files
 
-    with open_source(path) as source:
+    with open_source(path, part) as source:
         checked = check_files(source)
         try:
             return Bundle(
@@ -72,13 +73,19 @@ def open_bundle(path: Path) -> Bundle:
             raise _broken(path, error) from error
 
 
-def read_bundle_journals(path: Path) -> tuple[Journal, ...]:
+def read_bundle_journals(path: Path, part: str = "") -> tuple[Journal, ...]:
     """All journals of a bundle, by name. Raises :class:`BundleError`."""
-    with open_source(path) as source:
+    with open_source(path, part) as source:
         try:
             return tuple(parse_bundle_journal(name, _read(source, name)) for name in journal_names(source))
         except FileInvalid as error:
             raise _broken(path, error) from error
+
+
+def holds_control(path: Path) -> bool:
+    """Whether a bundle holds a control run. Raises :class:`BundleError`."""
+    with open_source(path) as source:
+        return f"{CONTROL}{MANIFEST}" in source.names
 
 
 def read_bundle_spans(path: Path) -> bytes | None:
@@ -92,9 +99,9 @@ def read_bundle_spans(path: Path) -> bytes | None:
             raise _broken(path, error) from error
 
 
-def read_bundle_metrics(path: Path) -> dict[str, str]:
+def read_bundle_metrics(path: Path, part: str = "") -> dict[str, str]:
     """The metrics that a bundle keeps, by moment. Raises :class:`BundleError`."""
-    with open_source(path) as source:
+    with open_source(path, part) as source:
         return metrics_in(source)
 
 

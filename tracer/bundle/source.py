@@ -87,9 +87,40 @@ class Source(Protocol):
         """The whole file. Raises :class:`Unreadable`."""
 
 
+class PartSource:
+    """The bundle within a bundle: the files whose names begin with ``prefix``, without it."""
+
+    problems: tuple[Problem, ...] = ()
+    """Those of the container are the outer bundle's."""
+
+    def __init__(self, source: Source, prefix: str) -> None:
+        self._source = source
+        self._prefix = prefix
+
+    @property
+    def names(self) -> frozenset[str]:
+        length = len(self._prefix)
+        return frozenset(name[length:] for name in self._source.names if name.startswith(self._prefix))
+
+    def size(self, name: str) -> int:
+        return self._source.size(self._prefix + name)
+
+    def read(self, name: str) -> bytes:
+        return self._source.read(self._prefix + name)
+
+
 @contextmanager
-def open_source(path: Path) -> Iterator[Source]:
-    """The bundle at ``path``. Raises :class:`BundleError` when there is nothing that could be one."""
+def open_source(path: Path, part: str = "") -> Iterator[Source]:
+    """The bundle at ``path``, or the one within it under ``part``.
+
+    Raises :class:`BundleError` when there is nothing that could be one.
+    """
+    with _open_whole(path) as source:
+        yield PartSource(source, part) if part else source
+
+
+@contextmanager
+def _open_whole(path: Path) -> Iterator[Source]:
     if is_bundle_folder(path):
         yield FolderSource(path)
         return

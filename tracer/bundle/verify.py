@@ -12,6 +12,7 @@ from kvwitness.tracer.bundle.compare import first_difference
 from kvwitness.tracer.bundle.counters import window_of
 from kvwitness.tracer.bundle.layout import (
     ENVELOPE,
+    CONTROL,
     ENVIRONMENT,
     MANIFEST,
     MANIFEST_HASH,
@@ -44,7 +45,7 @@ from kvwitness.tracer.bundle.read import (
 )
 from kvwitness.tracer.bundle.reports import reports_by_rid
 from kvwitness.tracer.bundle.signing import EnvelopeInvalid, Outcome, PublicKey, SignatureCheck, check_signature
-from kvwitness.tracer.bundle.source import Problem, ProblemKind, Source, Unreadable, open_source, problem
+from kvwitness.tracer.bundle.source import PartSource, Problem, ProblemKind, Source, Unreadable, open_source, problem
 from kvwitness.tracer.bundle.spans import SpanLines, span_file
 from kvwitness.tracer.bundle.statement import (
     Statement,
@@ -93,8 +94,11 @@ class VerifyReport(msgspec.Struct, frozen=True):
     """None for an unsigned bundle, when no key was asked for."""
 
 
-def verify_bundle(path: Path, *, spans: SpanLines | None = None, key: PublicKey | None = None) -> VerifyReport:
-    """Check the bundle at ``path``, a folder or a zip. With ``spans`` its spans are derived again, too.
+def verify_bundle(
+    path: Path, *, spans: SpanLines | None = None, key: PublicKey | None = None, part: str = ""
+) -> VerifyReport:
+    """Check the bundle at ``path``, a folder or a zip, and the control run in it. With ``spans`` its spans are
+    derived again, too. With ``part`` only the bundle of that name within it is checked.
 
     With ``key`` it has to be signed by it: every :class:`~kvwitness.tracer.bundle.signing.Outcome` but ``valid`` is
     a :class:`Problem`.
@@ -102,10 +106,13 @@ def verify_bundle(path: Path, *, spans: SpanLines | None = None, key: PublicKey 
     Everything wrong *in* it becomes a :class:`Problem`. Raises
     :class:`~kvwitness.tracer.bundle.errors.BundleError` only when there is no bundle to check.
     """
-    with open_source(path) as source:
+    with open_source(path, part) as source:
         checked = check_files(source)
         problems, count = _check_verdicts(source, checked, spans)
         signature, wrong = _check_signature(source, key)
+        if f"{CONTROL}{MANIFEST}" in source.names:
+            found, more = _check_control(PartSource(source, CONTROL), spans)
+            problems, count = (*problems, *found), count + more
     problems = (*checked.problems, *problems, *wrong)
     return VerifyReport(
         path=str(path),
@@ -117,6 +124,13 @@ def verify_bundle(path: Path, *, spans: SpanLines | None = None, key: PublicKey 
         checked_by=kvwitness_version(),
         signature=signature,
     )
+
+
+def _check_control(source: Source, spans: SpanLines | None) -> tuple[tuple[Problem, ...], int]:
+    """The control run's own files and verdicts, under the names that they have in the whole bundle."""
+    checked = check_files(source)
+    problems, count = _check_verdicts(source, checked, spans)
+    return tuple(problem(one.kind, CONTROL + one.path, one.message) for one in (*checked.problems, *problems)), count
 
 
 # --- the files -----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import uuid
@@ -23,6 +24,7 @@ from kvwitness.tracer.bundle.errors import BundleError
 from kvwitness.tracer.bundle.layout import (
     BUNDLE_SCHEMA,
     CRATE,
+    CONTROL,
     ENVIRONMENT,
     MANIFEST,
     MANIFEST_HASH,
@@ -46,6 +48,7 @@ from kvwitness.tracer.bundle.reports import reports_by_rid
 from kvwitness.tracer.bundle.snapshot import snapshot_bytes
 from kvwitness.tracer.bundle.spans import SpanLines, span_file
 from kvwitness.tracer.bundle.statement import encode_statement, make_statement
+from kvwitness.tracer.bundle.spare import Spare
 from kvwitness.tracer.bundle.summary import render_summary
 from kvwitness.tracer.bundle.version import kvwitness_version
 from kvwitness.tracer.bundle.witnesses import DERIVED, derive_outside, encode_outside, witness_path
@@ -65,6 +68,8 @@ class BundleInputs(msgspec.Struct, frozen=True):
     """The files of a recording from outside, by name."""
     created: str | None = None
     """UTC, ISO 8601; None: now."""
+    control: BundleInputs | None = None
+    """The control run."""
 
 
 class BundleInfo(msgspec.Struct, frozen=True):
@@ -90,18 +95,32 @@ def check_destination(destination: Path, *, replace: bool = False) -> None:
 
 
 def write_bundle(
-    destination: Path, inputs: BundleInputs, *, spans: SpanLines | None = None, replace: bool = False
+    destination: Path,
+    inputs: BundleInputs,
+    *,
+    spans: SpanLines | None = None,
+    replace: bool = False,
+    spare: Spare | None = None,
 ) -> BundleInfo:
     """Write a bundle to the folder ``destination``, or to a zip when its name ends in ``.zip``.
 
-    An existing non-empty ``destination`` is only replaced when ``replace`` says so. Raises
+    An existing non-empty ``destination`` is only replaced when ``replace`` says so. On a full disk ``spare`` is given
+    back, and the bundle is written without the journals, which stay where they are; it says so. Raises
     :class:`BundleError`; what was gathered until then is kept, and the error says where.
     """
     check_destination(destination, replace=replace)
     partial = destination.with_name(f".{destination.name}.partial-{uuid.uuid4().hex[:8]}")
     try:
-        partial.mkdir(parents=True)
-        info = _fill(partial, destination, inputs, spans)
+        partial.mkdir(parents=True, exist_ok=True)
+        try:
+            info = _fill(partial, destination, inputs, spans)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or spare is None:
+                raise
+            spare.release()
+            shutil.rmtree(partial)
+            partial.mkdir()
+            info = _fill(partial, destination, _without_journals(inputs), None, _left_out(inputs))
         if destination.suffix == ".zip":
             _publish_zip(partial, destination, info.manifest, replace)
         else:
@@ -111,7 +130,22 @@ def write_bundle(
     return info
 
 
-def _fill(folder: Path, destination: Path, inputs: BundleInputs, spans: SpanLines | None) -> BundleInfo:
+def _without_journals(inputs: BundleInputs) -> BundleInputs:
+    """What is small and exists nowhere else."""
+    return msgspec.structs.replace(inputs, journals=(), metrics={}, control=None)
+
+
+def _left_out(inputs: BundleInputs) -> tuple[SkippedJournal, ...]:
+    return tuple(SkippedJournal(path.name, f"the disk was full; it is still {path}") for path in inputs.journals)
+
+
+def _fill(
+    folder: Path,
+    destination: Path,
+    inputs: BundleInputs,
+    spans: SpanLines | None,
+    left_out: tuple[SkippedJournal, ...] = (),
+) -> BundleInfo:
     """Write every file of the bundle. What exists nowhere else comes first, then what describes the rest."""
     files: dict[str, FileEntry] = {}
 
@@ -126,7 +160,8 @@ def _fill(folder: Path, destination: Path, inputs: BundleInputs, spans: SpanLine
         add(metrics_path(moment), text.encode("utf-8", "replace"))
     add(ENVIRONMENT, pretty_json(inputs.environment, order="sorted"))
 
-    journals, skipped = _add_journals(inputs.journals, add)
+    journals, unreadable = _add_journals(inputs.journals, add)
+    skipped = (*left_out, *unreadable)
     judged = judgement.judge(journals, reports_by_rid(inputs.requests), window_of(inputs.metrics))
     add(VERDICTS, pretty_json(judged.verdicts))
     for name, content in inputs.witnesses.items():
@@ -136,6 +171,8 @@ def _fill(folder: Path, destination: Path, inputs: BundleInputs, spans: SpanLine
         add(witness_path(DERIVED), encode_outside(outside))
     if spans is not None:
         add(SPANS, span_file(spans(judged, inputs.requests)))
+    if inputs.control is not None:
+        files |= _add_control(folder, inputs.control, spans)
 
     created = inputs.created or datetime.now(UTC).isoformat(timespec="seconds")
     version = kvwitness_version()
@@ -169,6 +206,15 @@ def _fill(folder: Path, destination: Path, inputs: BundleInputs, spans: SpanLine
     # Last, and only here: it is about everything else, also when a run was stopped early or went on later.
     (folder / STATEMENT).write_bytes(encode_statement(make_statement(manifest, judged, environment)))
     return BundleInfo(path=destination, manifest=manifest, verdicts=judged.verdicts)
+
+
+def _add_control(folder: Path, control: BundleInputs, spans: SpanLines | None) -> dict[str, FileEntry]:
+    """Write the control run as a bundle of its own within the bundle, which lists all of its files."""
+    own = folder / CONTROL
+    own.mkdir()
+    manifest = _fill(own, own, control, spans).manifest
+    names = [MANIFEST, MANIFEST_HASH, STATEMENT, *(entry.path for entry in manifest.files)]
+    return {CONTROL + name: entry_of(CONTROL + name, (own / name).read_bytes()) for name in names}
 
 
 def _add_journals(

@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import click
 
-from kvwitness.collectors.environment import find_server_processes, host_facts, locate_kvwitness_dir
-from kvwitness.collectors.server_info import ServerInfoUnavailable
-from kvwitness.collectors.standby import ControlError, ask, sockets_in
-from kvwitness.patches.schema.control import STATUS, State
-from kvwitness.tracer.bundle.abc import inputs_of_run
-from kvwitness.tracer.bundle.places import recorded_journals
+from kvwitness.tracer.bundle.layout import sha256
 from kvwitness.tracer.bundle.rows import rows_of
-from kvwitness.tracer.bundle.write import BundleInfo, check_destination, write_bundle
+from kvwitness.tracer.bundle.write import check_destination
 from kvwitness.tracer.cli.address import web_address
 from kvwitness.tracer.cli.bundles import bundle_errors
+from kvwitness.tracer.cli.control import ControlServer, control_server
+from kvwitness.tracer.cli.driving import Done, Job, drive, server_info
 from kvwitness.tracer.cli.errors import INTERRUPTED, UserError
 from kvwitness.tracer.cli.expect import met_expectations, unmet_expectations
 from kvwitness.tracer.cli.findings import note_findings
 from kvwitness.tracer.cli.output import json_option, note, print_json
 from kvwitness.tracer.cli.program import program
+from kvwitness.tracer.cli.resuming import resumed
+from kvwitness.tracer.cli.sweeping import echo_sweep
 from kvwitness.tracer.cli.table import print_requests
-from kvwitness.tracer.interrupt import finishing
-from kvwitness.tracer.protocol.abc import AbcRun, Progress, UnfitServer, run_abc
-from kvwitness.tracer.protocol.client import ServerClient, ServerUnavailable
-from kvwitness.tracer.protocol.observer import JournalObserver
-from kvwitness.tracer.protocol.options import AbcOptions
-from kvwitness.tracer.spans.otlp_json import span_lines
+from kvwitness.tracer.protocol.options import AbcOptions, Api, Order
+from kvwitness.tracer.protocol.questions import BadQuestions, read_questions
+from kvwitness.tracer.protocol.sweep import default_lengths, parse_lengths
 from kvwitness.tracer.stand.progress import reporting
 
-_DEFAULTS = AbcOptions()
+F = TypeVar("F", bound=Callable[..., Any])
+
+_DEFAULTS: Final = AbcOptions()
+_SWEEP_REPEATS: Final = 10
+_SHOWN_ROUNDS: Final = 3
+_NOT_OF_THE_RUN: Final = frozenset(
+    {"url", "out", "replace", "directory", "timeout_s", "api_key", "admin_api_key", "control_url", "control_cmd"}
+    | {"expect", "as_json", "resume"}
+)
+"""Parameters that may be given anew when a run is resumed; all others are those of its bundle."""
 
 
 @click.group()
@@ -42,42 +46,102 @@ def run() -> None:
 
     \b
     Example:
-      kvwitness run abc --url http://127.0.0.1:30000 --out bundle
+      kvwitness run abc --url http://127.0.0.1:30000 --out bundle --repeats 20
+      kvwitness run sweep --url http://127.0.0.1:30000 --out sweep
     """
 
 
+def _where(command: F) -> F:
+    """Which server, and where the bundle goes."""
+    for option in reversed(
+        (
+            click.option(
+                "--url",
+                required=True,
+                metavar="URL",
+                callback=web_address("http://127.0.0.1:30000"),
+                help="The server, http://127.0.0.1:30000 for example.",
+            ),
+            click.option("--out", type=click.Path(path_type=Path), help="Bundle to write: a folder, or a .zip."),
+            click.option("--replace", is_flag=True, help="Replace the bundle that is at --out."),
+            click.option(
+                "--resume",
+                type=click.Path(path_type=Path),
+                metavar="BUNDLE",
+                help="Go on with a run that was cut short; --out is its bundle unless given.",
+            ),
+            click.option(
+                "--dir",
+                "directory",
+                type=click.Path(path_type=Path),
+                help="Where the server records.  [default: asked of the server's processes]",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def _control(command: F) -> F:
+    """The control."""
+    for option in reversed(
+        (
+            click.option(
+                "--control-url", metavar="URL", help="A server without HiCache, else the same: it gets the same load."
+            ),
+            click.option(
+                "--control-cmd",
+                metavar="CMD",
+                help="Start that server by this command after the run, and stop it.  [its address: --port in CMD]",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def _how(command: F) -> F:
+    """What both protocols are asked to do."""
+    for option in reversed(
+        (
+            click.option("--clients", type=click.IntRange(1, 256), default=_DEFAULTS.clients, show_default=True,
+                         help="Requests of a series under way at once."),
+            click.option("--question-tokens", type=int, default=_DEFAULTS.question_tokens, show_default=True),
+            click.option("--output-tokens", type=int, default=_DEFAULTS.output_tokens, show_default=True),
+            click.option("--fills", type=int, help="Unrelated prompts before C.  [default: until A's prefix left L1]"),
+            click.option("--fill-tokens", type=int, help="Length of an unrelated prompt.  [default: as long as A]"),
+            click.option("--second-hit", is_flag=True, help="Send A twice (write_through_selective needs it)."),
+            click.option("--warmups", type=int, default=_DEFAULTS.warmups, show_default=True, help="Prompts before A."),
+            click.option("--seed", type=int, help="Of the prompts.  [default: drawn and recorded]"),
+            click.option("--dp-rank", type=int, help="Data-parallel rank to send to."),
+            click.option("--timeout", "timeout_s", type=float, default=120.0, show_default=True,
+                         help="Silence to bear, in s."),
+            click.option("--api-key", envvar="KVWITNESS_API_KEY", help="Also from KVWITNESS_API_KEY."),
+            click.option("--admin-api-key", envvar="KVWITNESS_ADMIN_API_KEY",
+                         help="Also from KVWITNESS_ADMIN_API_KEY."),
+        )
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
 @run.command("abc")
-@click.option(
-    "--url",
-    required=True,
-    metavar="URL",
-    callback=web_address("http://127.0.0.1:30000"),
-    help="The server, http://127.0.0.1:30000 for example.",
-)
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Bundle to write: a folder, or a .zip.")
-@click.option("--replace", is_flag=True, help="Replace the bundle that is at --out.")
-@click.option(
-    "--dir",
-    "directory",
-    type=click.Path(path_type=Path),
-    help="Where the server records.  [default: asked of the server's processes]",
-)
+@_where
+@_control
+@click.option("--repeats", type=click.IntRange(1, 10_000), default=_DEFAULTS.repeats, show_default=True,
+              help="Rounds, each with a prefix of its own.")  # fmt: skip
+@click.option("--order", type=click.Choice([one.value for one in Order]), default=_DEFAULTS.order.value,
+              show_default=True, help="rounds: A B evict C, over and over; series: all A, all B ...")  # fmt: skip
+@click.option("--api", type=click.Choice([one.value for one in Api]), default=_DEFAULTS.api.value, show_default=True)
 @click.option("--prefix-tokens", type=int, default=_DEFAULTS.prefix_tokens, show_default=True)
-@click.option("--question-tokens", type=int, default=_DEFAULTS.question_tokens, show_default=True)
-@click.option("--output-tokens", type=int, default=_DEFAULTS.output_tokens, show_default=True)
-@click.option("--fills", type=int, help="Unrelated prompts before C.  [default: until the prefix has left L1]")
-@click.option("--fill-tokens", type=int, help="Length of an unrelated prompt.  [default: as long as A]")
+@click.option("--document", type=click.Path(path_type=Path), help="Text file to use as the prefix.")
+@click.option("--questions", "questions_file", type=click.Path(path_type=Path),
+              help="YAML file with questions and reference answers.")  # fmt: skip
+@_how
 @click.option("--evict-host", is_flag=True, help="Push the prefix out of L2 as well.")
-@click.option("--second-hit", is_flag=True, help="Send A twice (write_through_selective needs it).")
 @click.option("--flush", "flush_between_bc", is_flag=True, help="Fault: empty the server's cache before C.")
-@click.option("--control", is_flag=True, help="Control run, on a server without HiCache.")
-@click.option("--warmups", type=int, default=_DEFAULTS.warmups, show_default=True, help="Prompts before A.")
-@click.option("--seed", type=int, help="Of the prompts.  [default: drawn and recorded]")
-@click.option("--dp-rank", type=int, help="Data-parallel rank to send to.")
+@click.option("--control", is_flag=True, help="This server is itself the control, without HiCache.")
 @click.option("--keep-prompts", is_flag=True, help="Keep the token ids of A, B and C in the bundle.")
-@click.option("--timeout", "timeout_s", type=float, default=120.0, show_default=True, help="Silence to bear, in s.")
-@click.option("--api-key", envvar="KVWITNESS_API_KEY", help="Also from KVWITNESS_API_KEY.")
-@click.option("--admin-api-key", envvar="KVWITNESS_ADMIN_API_KEY", help="Also from KVWITNESS_ADMIN_API_KEY.")
 @click.option(
     "--expect", is_flag=True, help="Exit 1 unless A was recomputed, B's L1 read and C's L2 read are confirmed."
 )
@@ -86,13 +150,12 @@ def run() -> None:
 def abc_command(
     ctx: click.Context,
     /,
-    url: str,
-    out: Path,
-    replace: bool,
-    directory: Path | None,
-    timeout_s: float,
-    api_key: str | None,
-    admin_api_key: str | None,
+    control_url: str | None,
+    control_cmd: str | None,
+    order: str,
+    api: str,
+    document: Path | None,
+    questions_file: Path | None,
     expect: bool,
     as_json: bool,
     **options: Any,
@@ -100,104 +163,195 @@ def abc_command(
     """Send A, B, unrelated prompts and C, and keep the evidence.
 
     A computes a prefix, B reuses it from L1, the unrelated prompts push it out of L1, C asks for it again.
-    Ctrl-C ends the run: what was recorded until then becomes a bundle that says so, and the exit code is 130.
+    With a control the same load then goes to a server without HiCache. Ctrl-C ends the run: what was recorded until
+    then becomes a bundle that says so (exit code 130), and --resume goes on with it.
 
     \b
     Example:
       kvwitness run abc --url http://127.0.0.1:30000 --out bundle --expect
+      kvwitness run abc --url http://127.0.0.1:30000 --out bundle --repeats 20 \\
+          --control-cmd 'python -m sglang.launch_server --model-path MODEL --port 30001'
+      kvwitness run abc --url http://127.0.0.1:30000 --resume bundle
     """
+    control = _control_of(control_url, control_cmd)
+    if control is not None and options["flush_between_bc"]:
+        raise UserError("a run with a control flushes no cache", "--flush", "leave one of the two out")
+    text, named = _document(document)
+    if questions_file is not None:
+        named["questions"] = _questions(questions_file)
+    chosen = {"order": Order(order), "api": Api(api), **named}
+    job = _job(ctx, control, options, chosen, text)
+    done = _drive(job)
+    unmet = unmet_expectations(done.bundle.verdicts, done.run.records) if expect else ()
+    _report(done, unmet, as_json)
+    if expect and not unmet and not done.run.stopped:
+        note(met_expectations())
+    _exit(ctx, done, bool(unmet))
+
+
+@run.command("sweep")
+@_where
+@_control
+@click.option("--lengths", metavar="TOKENS,...", help="Prefix lengths.  [default: six, up to half of L1]")
+@click.option("--repeats", type=click.IntRange(1, 1_000), default=_SWEEP_REPEATS, show_default=True,
+              help="Rounds at each length.")  # fmt: skip
+@_how
+@json_option
+@click.pass_context
+def sweep_command(
+    ctx: click.Context,
+    /,
+    control_url: str | None,
+    control_cmd: str | None,
+    lengths: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Measure TTFT cold, from L1 and from L2 over prefix lengths: from which length does an L2 read pay?
+
+    Each round is A (cold), B (L1), an eviction and C (L2) with a prefix of its own, the lengths in turn. The answer may
+    be "never on this stand".
+
+    \b
+    Example:
+      kvwitness run sweep --url http://127.0.0.1:30000 --out sweep --lengths 128,512,2048 --repeats 20
+    """
+    chosen = {} if options["resume"] else {"lengths": _lengths(lengths, options)}
+    done = _drive(_job(ctx, _control_of(control_url, control_cmd), options, chosen, None))
+    if as_json:
+        _report(done, (), as_json)
+    else:
+        echo_sweep(done.run.records, done.bundle.verdicts)
+        click.echo(f"bundle: {done.bundle.path}")
+        note_findings(done.run.findings)
+        _note_ends(done, ())
+    _exit(ctx, done, False)
+
+
+# --- from options to a job -----------------------------------------------------------------------------
+
+
+def _job(
+    ctx: click.Context, control: ControlServer | None, options: dict[str, Any], chosen: dict[str, Any], text: str | None
+) -> Job:
+    out, resume = options.pop("out"), options.pop("resume")
+    replace = options.pop("replace")
+    where = {name: options.pop(name) for name in ("url", "directory", "timeout_s", "api_key", "admin_api_key")}
+    if resume is not None:
+        _refuse_anew(ctx)
+        with bundle_errors():
+            check_destination(out or resume, replace=out is None or replace)
+        return resumed(
+            Job(out=out or resume, options=_DEFAULTS, replace=out is None or replace, control=control, **where), resume
+        )
+    if out is None:
+        raise UserError("there is no place for the bundle", "--out", "name a folder or a .zip")
     with bundle_errors():
         check_destination(out, replace=replace)
-    client = ServerClient(url, timeout_s=timeout_s, api_key=api_key, admin_api_key=admin_api_key)
-    with client, reporting() as progress:
-        with _run_errors(url):
-            client.check()
-        folder, journals_from = _find_journals_folder(url, directory)
-        done = _run(AbcOptions(**options), client, folder, progress)
-        with finishing(note), bundle_errors():
-            progress.phase("Writing the bundle")
-            paths = recorded_journals(folder) if folder else []
-            inputs = inputs_of_run(done, host_facts(), find_server_processes(url), paths, journals_from)
-            info = write_bundle(out, inputs, spans=span_lines, replace=replace)
-    unmet = unmet_expectations(info.verdicts, done.records) if expect else ()
-    _report(done, info, unmet, as_json)
-    if expect and not unmet and not done.stopped:
-        note(met_expectations())
-    if done.interrupted:
-        ctx.exit(INTERRUPTED)
-    ctx.exit(1 if unmet or done.stopped else 0)
+    return Job(
+        out=out, options=AbcOptions(**options, **chosen), replace=replace, control=control, document=text, **where
+    )
 
 
-def _find_journals_folder(url: str, named: Path | None) -> tuple[Path | None, str]:
-    """The folder, and where it comes from; or None and why."""
-    if named is not None:
-        if not named.is_dir():
-            raise UserError("there is no such folder", str(named), "name the folder that `kvwitness serve` printed")
-        if not recorded_journals(named):
-            raise UserError(
-                "there are no journals",
-                str(named),
-                "name the folder that `kvwitness serve` printed",
-            )
-        return named, f"{named} (named)"
-    found = locate_kvwitness_dir(url)
-    if found.path is None:
-        note(
-            f"warning: no journals, so nothing can be confirmed: {found.reason}; "
-            "start the server with `kvwitness serve`, or name its folder with --dir"
-        )
-        return None, f"none: {found.reason}"
-    _refuse_standby(url, found.path)
-    return found.path, f"{found.path} (found through the server's processes)"
+def _refuse_anew(ctx: click.Context) -> None:
+    for name in ctx.params.keys() - _NOT_OF_THE_RUN:
+        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            option = next(one.opts[0] for one in ctx.command.params if one.name == name)
+            raise UserError("a resumed run keeps its own", option, "leave it out, or start a new run")
 
 
-def _refuse_standby(url: str, folder: Path) -> None:
-    """A server on standby records nothing before it is asked: the run would wait for what never comes."""
-    serving = {process.pid for process in find_server_processes(url).processes}
-    with suppress(ControlError):
-        for pid, socket in sockets_in(folder).items():
-            if pid in serving and ask(socket, STATUS).state == State.IDLE:
-                raise UserError("it is on standby and records nothing", url, f"kvwitness attach --url {url} first")
-
-
-def _run(options: AbcOptions, client: ServerClient, folder: Path | None, progress: Progress) -> AbcRun:
-    with _run_errors(client.url):
-        return run_abc(options, client, JournalObserver(folder) if folder else None, progress)
-
-
-@contextmanager
-def _run_errors(url: str) -> Iterator[None]:
+def _control_of(url: str | None, command: str | None) -> ControlServer | None:
     try:
-        yield
-    except UnfitServer as error:
-        raise UserError(f"this run would prove nothing: {error}", url, "change the server or the run") from error
-    except (ServerUnavailable, ServerInfoUnavailable) as error:
-        raise UserError(str(error), url, "check --url, and that the server is up") from error
+        control = control_server(url, command)
     except ValueError as error:
-        raise UserError(str(error), "kvwitness run abc", "see `kvwitness run abc --help`") from error
+        raise UserError(f"it is no command: {error}", "--control-cmd", "quote it as a shell would want it") from error
+    return control
 
 
-def _report(done: AbcRun, info: BundleInfo, unmet: Sequence[str], as_json: bool) -> None:
-    rows = rows_of(info.verdicts, done.records)
+def _document(path: Path | None) -> tuple[str | None, dict[str, Any]]:
+    """The text of the prefix, and what the run records about it."""
+    if path is None:
+        return None, {}
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"it cannot be read: {error}", str(path), "name a text file in UTF-8") from error
+    if not text.strip():
+        raise UserError("it is empty", str(path), "name a text that is long enough to be worth a cache")
+    return text, {"document": str(path), "document_sha256": sha256(text.encode())}
+
+
+def _questions(path: Path) -> Any:
+    try:
+        return read_questions(path)
+    except BadQuestions as error:
+        raise UserError(str(error), str(path), "see the example in docs/protocol.md") from error
+
+
+def _lengths(text: str | None, options: dict[str, Any]) -> tuple[int, ...]:
+    try:
+        if text is not None:
+            return parse_lengths(text)
+        job = Job(options["url"], Path(), _DEFAULTS, api_key=options["api_key"], timeout_s=options["timeout_s"])
+        with job.client() as client:
+            return default_lengths(server_info(client), options["question_tokens"] + options["output_tokens"])
+    except ValueError as error:
+        raise UserError(str(error), "--lengths", "name lengths in tokens, 128,512,2048 for example") from error
+
+
+def _drive(job: Job) -> Done:
+    with reporting() as progress:
+        return drive(job, progress)
+
+
+# --- what the user sees --------------------------------------------------------------------------------
+
+
+def _report(done: Done, unmet: Sequence[str], as_json: bool) -> None:
+    run_, info = done.run, done.bundle
+    rows = rows_of(info.verdicts, run_.records)
     if as_json:
         print_json(
             {
                 "bundle": str(info.path),
-                "run_id": done.run_id,
-                "stopped": done.stopped,
-                "findings": done.findings,
+                "run_id": run_.run_id,
+                "stopped": run_.stopped,
+                "control": done.control,
+                "findings": run_.findings,
                 "unmet": unmet,
                 "requests": rows,
             }
         )
     else:
         ours = [row for row in rows if row.series]
-        print_requests(ours)
+        rounds = {record.rid: record.round for record in run_.records}
+        first = [
+            row for row in ours if (rounds.get(row.request) or 0) < _SHOWN_ROUNDS and row.series in ("A", "B", "C")
+        ]
+        print_requests(ours if run_.options.rounds == 1 else first)
+        if run_.options.rounds > 1:
+            click.echo(f"        and {len(ours) - len(first)} more: {program()} show {info.path}")
         click.echo(f"bundle: {info.path}")
+        if run_.options.rounds > 1:
+            click.echo(f"next:   {program()} report {info.path}")
         if others := len(rows) - len(ours):
             click.echo(f"        also holds {others} other requests of this server: {program()} show {info.path}")
-    note_findings(done.findings)
-    if done.stopped:
-        note(f"the run did not reach its end: {done.stopped}")
+    note_findings(run_.findings)
+    _note_ends(done, unmet)
+
+
+def _note_ends(done: Done, unmet: Sequence[str]) -> None:
+    if done.run.stopped:
+        note(f"the run did not reach its end: {done.run.stopped}")
+        if done.run.missing and done.run.options.rounds > 1:
+            note(f"go on with: `kvwitness run abc --url {done.run.server.url} --resume {done.bundle.path}`")
+    if done.control_failed:
+        note(f"the control run: {done.control}")
     for line in unmet:
         note(f"not as expected: {line}")
+
+
+def _exit(ctx: click.Context, done: Done, unmet: bool) -> None:
+    if done.run.interrupted:
+        ctx.exit(INTERRUPTED)
+    ctx.exit(1 if unmet or done.run.stopped or done.control_failed else 0)

@@ -20,6 +20,7 @@ from kvwitness.tracer.bundle.write import BundleInfo, BundleInputs, write_bundle
 from kvwitness.tracer.model import Grade, Reason, RequestVerdict, Tier
 from kvwitness.tracer.protocol.client import GenerateCall, ServerClient
 from kvwitness.tracer.protocol.observer import JournalObserver
+from kvwitness.tracer.protocol.prompts import Prompt
 from kvwitness.tracer.protocol.record import RequestRecord
 from kvwitness.tracer.protocol.waiting import SystemClock, wait_until
 from kvwitness.tracer.spans.otlp_json import span_lines
@@ -84,7 +85,7 @@ def _steps(client: ServerClient, observer: JournalObserver, progress: Progress) 
     for order, (series, ids) in enumerate(prompts):
         progress.phase(f"Request {order + 1} of {len(prompts)}: {series}")
         rid = f"kvw-declined-{order:03d}-{series}"
-        record = client.generate(GenerateCall(rid=rid, series=series, order=order, input_ids=ids, output_tokens=2))
+        record = client.generate(GenerateCall(rid=rid, series=series, order=order, prompt=Prompt(ids), output_tokens=2))
         records.append(record)
         wait_until(lambda rid=rid: observer.settled((rid,)), _SETTLE_S, 0.05, SystemClock())  # type: ignore[misc]
     return tuple(records)

@@ -7,26 +7,28 @@ Without one the run goes by sizes and counters, and says so in its notes.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, Protocol
 
 import msgspec
 
+from kvwitness.collectors.memory import memory_of
 from kvwitness.collectors.metrics import HOST_TOTAL_TOKENS, MetricsSnapshot, MetricsUnavailable
-from kvwitness.collectors.server_info import ServerInfo
-from kvwitness.tracer.protocol.client import FlushResult, GenerateCall, RequestInterrupted, ServerClient
-from kvwitness.tracer.protocol.fit import Finding, Severity, auto_fills, check_fit, fill_length
+from kvwitness.collectors.server_info import ServerInfo, is_loopback
+from kvwitness.tracer.protocol.client import FlushResult, ServerClient
+from kvwitness.tracer.protocol.fit import Finding, Room, Severity, check_fit
 from kvwitness.tracer.protocol.observer import Observer
-from kvwitness.tracer.protocol.options import AbcOptions
+from kvwitness.tracer.protocol.options import AbcOptions, Api
+from kvwitness.tracer.protocol.prompts import DrawnIds, Prompts, Texts, calibration
 from kvwitness.tracer.protocol.record import RequestRecord
-from kvwitness.tracer.protocol.waiting import Clock, SystemClock, wait_until, wait_until_quiet
-from kvwitness.tracer.protocol.workload import Workload, build_workload, choose_vocabulary
+from kvwitness.tracer.protocol.runner import Before, Eviction, Runner, Stopped, Wave
+from kvwitness.tracer.protocol.settings import SettingsLog, logged
+from kvwitness.tracer.protocol.waiting import Clock, SystemClock
+from kvwitness.tracer.protocol.workload import choose_vocabulary
 
-FILLS_WITHOUT_SIZES: Final = 64
-"""Upper bound of the fills when the server does not say how large its pools are."""
-IMPATIENCE_S: Final = 1.0
-"""How long to wait for later requests' events once the wait for one has timed out."""
-NUDGE_TOKENS: Final = 8
+_BYTES_A_TOKEN: Final = 4
+"""Where the server does not count: about the mean of English text."""
+_TOKENS_A_WORD: Final = 2.0
 
 
 class Progress(Protocol):
@@ -46,19 +48,6 @@ class UnfitServer(Exception):
         super().__init__("; ".join(stops))
 
 
-class Eviction(msgspec.Struct, frozen=True):
-    """How the prefix was pushed out, and what is known of it before C."""
-
-    fills: int
-    limit: int
-    """More fills than this would not have been sent."""
-    decided_by: str
-    """What ended the filling: ``observer``, ``size``, ``asked`` (a number was given), ``limit`` or ``error``."""
-    left_l1: bool | None
-    """None: nobody could tell."""
-    left_l2: bool | None
-
-
 class AbcRun(msgspec.Struct, frozen=True):
     """Everything that one run did and saw. ``stopped`` says why it did not get to its end (None: it did)."""
 
@@ -67,17 +56,22 @@ class AbcRun(msgspec.Struct, frozen=True):
     options: AbcOptions
     server: ServerInfo
     vocabulary: str
-    """Range of the token ids used, and where it comes from."""
+    """Range of the token ids used, and where it comes from; or what else the prompts are made of."""
     records: tuple[RequestRecord, ...]
     findings: tuple[Finding, ...]
     """What the fit checks found, and what the run had to note about itself."""
     eviction: Eviction | None
+    """The last one."""
     flush: FlushResult | None
     snapshots: dict[str, MetricsSnapshot]
-    """Metrics by moment: ``start``, and after each series (``A``, ``B``, ``evict``, ``C``)."""
+    """Metrics by moment: ``start``, and after the last of each series (``A``, ``B``, ``evict``, ``C``)."""
     stopped: str | None
     interrupted: bool = False
     """Whether the user stopped it."""
+    evictions: tuple[Eviction, ...] = ()
+    settings: SettingsLog = SettingsLog()
+    missing: tuple[int, ...] = ()
+    """Rounds that were asked for and did not get to their C."""
 
     def series(self, name: str) -> tuple[RequestRecord, ...]:
         """The requests of one series, in the order sent."""
@@ -88,9 +82,21 @@ class AbcRun(msgspec.Struct, frozen=True):
         found = self.series(name)
         return found[-1] if found else None
 
+    @property
+    def load(self) -> tuple[Wave, ...]:
+        """What was sent up to each C, for a control run to send again."""
+        done = {record.round for record in self.records if record.series == "C" and record.error is None}
+        return tuple(
+            Wave(one.rounds, one.fills, one.first_fill, one.fill_tokens)
+            for one in self.evictions
+            if done.intersection(one.rounds)
+        )
 
-class _Stopped(Exception):
-    """The run cannot go on; the message says why."""
+
+def plan_of(options: AbcOptions) -> tuple[Wave, ...]:
+    """The rounds of a run, in the groups that share an eviction."""
+    numbers = range(options.rounds)
+    return tuple(Wave(tuple(numbers[i : i + options.wave])) for i in range(0, len(numbers), options.wave))
 
 
 def run_abc(
@@ -99,11 +105,16 @@ def run_abc(
     observer: Observer | None,
     progress: Progress,
     clock: Clock | None = None,
+    *,
+    document: str | None = None,
+    load: tuple[Wave, ...] | None = None,
+    before: Before | None = None,
 ) -> AbcRun:
-    """Send A, B, the unrelated prompts and C, one after the other, and record what came back.
+    """Send A, B, the unrelated prompts and C, round after round, and record what came back.
 
-    Raises :class:`UnfitServer` before the first request when the run would prove nothing,
-    :class:`~kvwitness.tracer.protocol.client.ServerUnavailable` or
+    ``document`` is the text of the prefix, where it is not drawn. ``load`` is another run's, to be sent as it was;
+    ``before`` what an earlier part of the same run has done. Raises :class:`UnfitServer` before the first request when
+    the run would prove nothing, :class:`~kvwitness.tracer.protocol.client.ServerUnavailable` or
     :class:`~kvwitness.collectors.server_info.ServerInfoUnavailable` when the server does not answer, and
     ``ValueError`` for lengths below one token. After that nothing is raised, and Ctrl-C ends the run: see
     :attr:`AbcRun.stopped`.
@@ -111,245 +122,74 @@ def run_abc(
     progress.phase("Checking the server")
     server.check()
     info = server.server_info()
-    findings = check_fit(options, info)
+    if document is not None:
+        options = _measured(options, document, server)
+    findings = check_fit(options, info, _room(server))
     if any(finding.severity is Severity.STOP for finding in findings):
         raise UnfitServer(findings)
     seed = options.seed if options.seed is not None else secrets.randbits(48)
-    vocabulary = choose_vocabulary(info.vocab_size)
-    workload = build_workload(seed, options.prefix_tokens, options.question_tokens, vocabulary)
-    runner = _Runner(options, server, info, observer, progress, clock or SystemClock(), workload)
+    prompts = _prompts(options, seed, info, server, document)
+    waves = load if load is not None else before.remaining if before is not None else plan_of(options)
+    runner = Runner(options, server, info, observer, progress, clock or SystemClock(), prompts, waves, before)
     stopped: str | None = None
     interrupted = False
     try:
         runner.run()
-    except _Stopped as stop:
+    except Stopped as stop:
         stopped = str(stop)
     except KeyboardInterrupt:
         interrupted = True
         stopped = f"interrupted by the user after {len(runner.records)} requests"
+    missing = runner.missing
+    if stopped is not None and options.rounds > 1:
+        stopped += f"; missing: {len(missing)} of {options.rounds} rounds"
     return AbcRun(
         run_id=runner.run_id,
         seed=seed,
         options=options,
         server=info,
-        vocabulary=f"{vocabulary.first}..{vocabulary.last} ({vocabulary.source})",
+        vocabulary=prompts.describes,
         records=tuple(runner.records),
-        findings=(*findings, *runner.notes),
-        eviction=runner.eviction,
+        findings=(*findings, *runner.findings),
+        eviction=runner.evictions[-1] if runner.evictions else None,
         flush=runner.flush,
         snapshots=runner.snapshots,
         stopped=stopped,
         interrupted=interrupted,
+        evictions=tuple(runner.evictions),
+        settings=logged(runner.reads),
+        missing=missing,
     )
 
 
-class _Runner:
-    """The state of one run while it goes on."""
+def _room(server: ServerClient) -> Room:
+    """What can be measured of the room for the run."""
+    host: int | None = None
+    with suppress(MetricsUnavailable):
+        # The gauge is exported as 0 before the scheduler has reported for the first time.
+        host = int(server.metrics().value(HOST_TOTAL_TOKENS) or 0) or None
+    memory = memory_of(server.url) if is_loopback(server.url) else None
+    if memory is None:
+        return Room(host)
+    return Room(host, memory.available, memory.total)
 
-    def __init__(
-        self,
-        options: AbcOptions,
-        server: ServerClient,
-        info: ServerInfo,
-        observer: Observer | None,
-        progress: Progress,
-        clock: Clock,
-        workload: Workload,
-    ) -> None:
-        self.options = options
-        self.server = server
-        self.info = info
-        self.observer = observer
-        self.progress = progress
-        self.clock = clock
-        self.workload = workload
-        # Not from the seed: the same prompts may be sent to the same server twice, under different ids.
-        self.run_id = secrets.token_hex(4)
-        self.records: list[RequestRecord] = []
-        self.notes: list[Finding] = []
-        self.snapshots: dict[str, MetricsSnapshot] = {}
-        self.eviction: Eviction | None = None
-        self.flush: FlushResult | None = None
-        self.patience_s = options.settle_timeout_s
 
-    def run(self) -> None:
-        options, workload = self.options, self.workload
-        if self.observer is None:
-            self._note("no_observer", "no journals to watch: waits go by the server's counters, fills by pool sizes")
-        self._snapshot("start")
-        for number in range(options.warmups):
-            self.progress.phase("Warming up")
-            self._send("warmup", workload.unrelated(number))
-        self.progress.phase("A: computing the prefix")
-        first = self._send("A", workload.prompt_a)
-        if first.cached_tokens:
-            self._note(
-                "prefix_known",
-                f"A found {first.cached_tokens} of its tokens in the cache: this seed was used on this server before",
-            )
-        self._settle(first)
-        if options.second_hit:
-            self._settle(self._send("A", workload.prompt_a))
-        self._snapshot("A")
-        self.progress.phase("B: the same prefix, another question")
-        self._settle(self._send("B", workload.prompt_b))
-        self._snapshot("B")
-        self._evict(first)
-        self._snapshot("evict")
-        if options.flush_between_bc:
-            self._flush()
-        self.progress.phase("C: the same prompt as A")
-        settled = self._settle(self._send("C", workload.prompt_a))
-        self._snapshot("C")
-        if settled is False:
-            # SGLang 0.4 takes note of a completed load only when another request comes (get_new_batch_prefill).
-            self._settle(self._send("nudge", workload.prompt_a[-NUDGE_TOKENS:]))
+def _measured(options: AbcOptions, document: str, server: ServerClient) -> AbcOptions:
+    """The same options with the document's length in tokens, by the server, or by a rule of thumb."""
+    count = server.count_tokens(document)
+    guess = max(1, len(document.encode()) // _BYTES_A_TOKEN)
+    return msgspec.structs.replace(options, prefix_tokens=count if count is not None else guess)
 
-    # --- the eviction --------------------------------------------------------------------------------
 
-    def _evict(self, first: RequestRecord) -> None:
-        options = self.options
-        tokens = fill_length(options, self.info)
-        by_size, limit = self._fill_counts(tokens)
-        self.progress.phase(f"Pushing the prefix out of {'L1 and L2' if options.evict_host else 'L1'}")
-        if not options.control and not options.flush_between_bc and self._ask_backed_up(first.rid) is False:
-            self._note("not_backed_up", self._why_not_backed_up())
-        sent, decided_by = 0, "error"
-        try:
-            while (enough := self._enough(sent, by_size, limit, first.rid)) is None:
-                self.progress.detail(f"unrelated prompt {sent + 1}, at most {options.fills or limit}")
-                fill = self._send("evict", self.workload.unrelated(options.warmups + sent, tokens))
-                sent += 1
-                self._settle(fill)
-            decided_by = enough
-        finally:
-            # Also when a fill failed: what had been reached until then is part of the record.
-            left_l1 = self._ask(lambda observer: observer.left_l1(first.rid))
-            in_l2 = self._ask(lambda observer: observer.in_l2(first.rid))
-            left_l2 = None if in_l2 is None else not in_l2
-            self.eviction = Eviction(sent, limit, decided_by, left_l1, left_l2)
-        self._note_eviction(self.eviction)
+def _prompts(options: AbcOptions, seed: int, info: ServerInfo, server: ServerClient, document: str | None) -> Prompts:
+    if document is None and options.questions is None and options.api is not Api.CHAT:
+        lengths = options.lengths or (options.prefix_tokens,)
+        return DrawnIds(seed, lengths, options.question_tokens, choose_vocabulary(info.vocab_size))
+    sample = calibration(seed).text
+    count = server.count_tokens(sample)
+    tokens_a_word = count / len(sample.split()) if count else _TOKENS_A_WORD
+    words = max(1, round(options.prefix_tokens / tokens_a_word))
+    return Texts(seed, document, options.questions, words, tokens_a_word)
 
-    def _enough(self, sent: int, by_size: int | None, limit: int, rid: str) -> str | None:
-        """What says that no more fills are needed after ``sent`` (None: go on)."""
-        if self.options.fills is not None:
-            return "asked" if sent >= self.options.fills else None
-        gone = self._gone(rid)
-        if gone is True:
-            return "observer"
-        if gone is None and by_size is not None and sent >= by_size:
-            return "size"
-        return "limit" if sent >= limit else None
 
-    def _fill_counts(self, tokens: int) -> tuple[int | None, int]:
-        """Fills that must be enough by the sizes (None: sizes not known), and the upper bound when observed."""
-        device = self.info.max_total_num_tokens
-        host = self._host_tokens() if self.options.evict_host else 0
-        if device is None or host is None:
-            return None, FILLS_WITHOUT_SIZES
-        room = device + host
-        return auto_fills(room, tokens), auto_fills(2 * room, tokens)
-
-    def _host_tokens(self) -> int | None:
-        for snapshot in reversed(self.snapshots.values()):
-            # The gauge is exported as 0 before the scheduler has reported for the first time.
-            if measured := snapshot.value(HOST_TOTAL_TOKENS):
-                return int(measured)
-        return self.info.host_tokens
-
-    def _gone(self, rid: str) -> bool | None:
-        left_l1 = self._ask(lambda observer: observer.left_l1(rid))
-        if not self.options.evict_host or left_l1 is not True:
-            return left_l1
-        in_l2 = self._ask(lambda observer: observer.in_l2(rid))
-        return None if in_l2 is None else not in_l2
-
-    def _note_eviction(self, eviction: Eviction) -> None:
-        if eviction.decided_by == "size":
-            self._note("fills_by_size", f"nobody could tell when the prefix left: sent {eviction.fills} fills by size")
-        elif eviction.decided_by == "limit":
-            self._note("fills_exhausted", f"the prefix was not seen to leave after {eviction.fills} fills")
-        elif eviction.decided_by == "asked" and eviction.left_l1 is False:
-            self._note("still_in_l1", f"after the {eviction.fills} fills asked for, the prefix is still in L1")
-        if not self.options.evict_host and not self.options.control and eviction.left_l2 and eviction.left_l1:
-            self._note("left_l2_too", "the prefix is not in L2 either: C can only recompute it (or read it from L3)")
-
-    def _ask_backed_up(self, rid: str) -> bool | None:
-        if self.info.hicache.write_policy == "write_back":
-            return None  # It is copied when it is evicted, so not yet.
-        return self._ask(lambda observer: observer.backed_up(rid))
-
-    def _why_not_backed_up(self) -> str:
-        if self.info.hicache.write_policy == "write_through_selective" and not self.options.second_hit:
-            return "write_through_selective has not backed up all of A yet: only what was hit twice is (second_hit)"
-        return "not all of A's prefix is backed up before the eviction: C may have to recompute some of it"
-
-    # --- steps ---------------------------------------------------------------------------------------
-
-    def _send(self, series: str, ids: tuple[int, ...]) -> RequestRecord:
-        order = len(self.records)
-        keep = self.options.keep_prompts and series in ("A", "B", "C")
-        call = GenerateCall(
-            rid=f"kvw-{self.run_id}-{order:03d}-{series}",
-            series=series,
-            order=order,
-            input_ids=ids,
-            output_tokens=self.options.output_tokens,
-            dp_rank=self.options.dp_rank,
-            keep_prompt=keep,
-        )
-        try:
-            record = self.server.generate(call)
-        except RequestInterrupted as interrupt:
-            self.records.append(interrupt.record)
-            raise
-        self.records.append(record)
-        if record.error is not None:
-            raise _Stopped(f"request {order} ({series}) failed: {record.error}")
-        return record
-
-    def _settle(self, record: RequestRecord) -> bool | None:
-        """Wait until the request's copies are done, so that the next step starts from a known state.
-
-        None: nobody can tell.
-        """
-        pause_s = self.options.poll_interval_s
-        seen = wait_until(
-            lambda: self._ask(lambda observer: observer.settled((record.rid,))), self.patience_s, pause_s, self.clock
-        )
-        if seen is False:
-            self._note(
-                "not_settled", f"{record.rid}: its release or its copies were not seen within {self.patience_s:g} s"
-            )
-            # The journals may be another server's: dozens of fills must not each wait as long.
-            self.patience_s = min(self.patience_s, IMPATIENCE_S)
-        elif seen is None:
-            wait_until_quiet(self.server.metrics, pause_s, self.clock)
-        return seen
-
-    def _flush(self) -> None:
-        self.progress.phase("Fault: emptying the cache before C")
-        self.flush = self.server.flush_cache()
-        if not self.flush.ok:
-            raise _Stopped(f"the cache could not be emptied ({self.flush.status}): {self.flush.message}")
-
-    def _ask(self, question: Callable[[Observer], bool | None]) -> bool | None:
-        if self.observer is None:
-            return None
-        try:
-            return question(self.observer)
-        except Exception as error:
-            # Whatever is wrong with the observer, the requests already sent are worth more than it.
-            self.observer = None
-            self._note("observer_failed", f"the observer failed ({type(error).__name__}: {error}), going by sizes")
-            return None
-
-    def _snapshot(self, moment: str) -> None:
-        try:
-            self.snapshots[moment] = self.server.metrics()
-        except MetricsUnavailable as problem:
-            if not any(note.code == "no_metrics" for note in self.notes):
-                self._note("no_metrics", str(problem))
-
-    def _note(self, code: str, message: str) -> None:
-        self.notes.append(Finding(Severity.WARN, code, message))
+__all__ = ["AbcRun", "Eviction", "Progress", "UnfitServer", "plan_of", "run_abc"]

@@ -1,11 +1,10 @@
-"""The protocol runner's HTTP client for SGLang's native API. Proxies from the environment are never used.
+"""The protocol runner's HTTP client for SGLang's endpoints. Proxies from the environment are never used.
 
 What goes wrong with a request is part of the evidence, so it ends in the record and is not raised.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import time
@@ -14,14 +13,25 @@ from typing import Any, Final, Self
 
 import httpx
 import msgspec
+import psutil
 
+from kvwitness.collectors.environment import ProcessIdentity, server_identity
 from kvwitness.collectors.metrics import MetricsSnapshot, fetch_metrics
 from kvwitness.collectors.server_info import ServerInfo, fetch_server_info
+from kvwitness.tracer.protocol.answers import BODY_CHARS, Answer, NativeAnswer, OpenAiAnswer
+from kvwitness.tracer.protocol.options import Api
+from kvwitness.tracer.protocol.prompts import Prompt
+from kvwitness.tracer.protocol.quality import compare
 from kvwitness.tracer.protocol.record import RequestRecord
-from kvwitness.tracer.protocol.workload import prompt_sha256
 
+INTERRUPTED: Final = "interrupted by the user"
+"""The error of a request that was under way."""
 _LIBRARY_MARKS: Final = re.compile(r"\[[^]]*\] | \(_ssl\.c:\d+\)")
-_BODY_CHARS: Final = 300
+_PATHS: Final = {
+    Api.GENERATE: "/generate",
+    Api.COMPLETIONS: "/v1/completions",
+    Api.CHAT: "/v1/chat/completions",
+}
 _HEALTH_TIMEOUT_S: Final = 30.0
 """SGLang's /health generates one token and itself waits up to 20 s for it."""
 
@@ -39,17 +49,22 @@ class RequestInterrupted(KeyboardInterrupt):
 
 
 class GenerateCall(msgspec.Struct, frozen=True):
-    """One request to send: ``output_tokens`` greedy tokens for the prompt ``input_ids``."""
+    """One request to send: ``output_tokens`` greedy tokens for ``prompt``, fewer where the model ends before."""
 
     rid: str
     series: str
     order: int
-    input_ids: tuple[int, ...]
+    prompt: Prompt
     output_tokens: int
     dp_rank: int | None = None
     """Data-parallel rank to send it to (None: the server chooses)."""
     keep_prompt: bool = False
     """Whether the record keeps the token ids."""
+    api: Api = Api.GENERATE
+    model: str = "default"
+    """Name of the model, for the endpoints that ask for one."""
+    round: int | None = None
+    prefix_tokens: int | None = None
 
 
 class FlushResult(msgspec.Struct, frozen=True):
@@ -120,6 +135,22 @@ class ServerClient:
         """:func:`~kvwitness.collectors.server_info.fetch_server_info` over this connection."""
         return fetch_server_info(self.url, self._client)
 
+    def identity(self) -> tuple[ProcessIdentity, ...]:
+        """:func:`~kvwitness.collectors.environment.server_identity` of this server; empty for one that goes away."""
+        try:
+            return server_identity(self.url)
+        except psutil.Error:
+            return ()
+
+    def count_tokens(self, text: str) -> int | None:
+        """How many tokens the server makes of ``text``; None where it does not tell (/tokenize came with 0.5.7)."""
+        try:
+            answer = self._client.post(f"{self.url}/tokenize", json={"model": "default", "prompt": text})
+            count = answer.json().get("count") if answer.status_code == 200 else None
+        except (httpx.HTTPError, ValueError, AttributeError):
+            return None
+        return count if isinstance(count, int) else None
+
     def metrics(self) -> MetricsSnapshot:
         """:func:`~kvwitness.collectors.metrics.fetch_metrics` over this connection."""
         return fetch_metrics(self.url, self._client)
@@ -130,7 +161,7 @@ class ServerClient:
         Ctrl-C raises :class:`RequestInterrupted`, with what had been seen until then.
         """
         traceparent = new_traceparent()
-        answer = _Answer()
+        answer = NativeAnswer() if call.api is Api.GENERATE else OpenAiAnswer()
         sent_ns, begin = time.time_ns(), time.monotonic()
         interrupt: KeyboardInterrupt | None = None
         try:
@@ -140,40 +171,22 @@ class ServerClient:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             answer.error = f"the connection failed: {_unconnected(error)}"
         except KeyboardInterrupt as error:
-            answer.error, interrupt = "interrupted by the user", error
-        record = RequestRecord(
-            rid=call.rid,
-            series=call.series,
-            order=call.order,
-            prompt_tokens=len(call.input_ids),
-            prompt_sha256=prompt_sha256(call.input_ids),
-            sent_ns=sent_ns,
-            ttft_s=answer.ttft_s,
-            total_s=time.monotonic() - begin,
-            status=answer.status,
-            error=answer.problem(call.rid, len(call.input_ids)),
-            traceparent=traceparent,
-            output_ids=tuple(answer.output_ids),
-            text=answer.text,
-            finish_reason=answer.finish_reason,
-            cached_tokens=answer.cached_tokens,
-            cached_tokens_details=answer.cached_tokens_details,
-            prompt_ids=call.input_ids if call.keep_prompt else (),
-        )
+            answer.error, interrupt = INTERRUPTED, error
+        record = _record(call, answer, sent_ns, time.monotonic() - begin, traceparent)
         if interrupt is not None:
             raise RequestInterrupted(record) from interrupt
         return record
 
-    def _stream(self, call: GenerateCall, traceparent: str, answer: _Answer, begin: float) -> None:
+    def _stream(self, call: GenerateCall, traceparent: str, answer: Answer, begin: float) -> None:
         headers = {"traceparent": traceparent}
-        with self._client.stream("POST", f"{self.url}/generate", json=_body(call), headers=headers) as response:
+        with self._client.stream("POST", self.url + _PATHS[call.api], json=_body(call), headers=headers) as response:
             answer.status = response.status_code
             if answer.status == 200:
                 for line in response.iter_lines():
                     answer.take(line, time.monotonic() - begin)
             else:
                 response.read()
-                answer.error = f"HTTP {answer.status}: {response.text[:_BODY_CHARS]}"
+                answer.error = f"HTTP {answer.status}: {response.text[:BODY_CHARS]}"
 
     def flush_cache(self, idle_s: float = 30.0) -> FlushResult:
         """Empty the server's L1 and L2. Waits up to ``idle_s`` for running requests; storage keeps its pages."""
@@ -184,7 +197,7 @@ class ServerClient:
             )
         except httpx.HTTPError as error:
             return FlushResult(False, 0, _words(error), time.time_ns())
-        message = answer.text.strip()[:_BODY_CHARS]
+        message = answer.text.strip()[:BODY_CHARS]
         return FlushResult(answer.status_code == 200, answer.status_code, message, time.time_ns())
 
 
@@ -195,94 +208,58 @@ def new_traceparent() -> str:
     return f"00-{trace:032x}-{span:016x}-01"
 
 
-class _Answer:
-    """What has been read of one event stream."""
+def interrupted_record(call: GenerateCall, sent_ns: int, begin: float) -> RequestRecord:
+    """The record of a request that was sent and whose answer nobody waits for any more. ``begin``: monotonic, in s."""
+    answer = NativeAnswer()
+    answer.error = INTERRUPTED
+    return _record(call, answer, sent_ns, time.monotonic() - begin, None)
 
-    def __init__(self) -> None:
-        self.status = 0
-        """HTTP status; 0 when there was no answer."""
-        self.error: str | None = None
-        self.ttft_s: float | None = None
-        self.output_ids: list[int] = []
-        self.text = ""
-        self.finish_reason: str | None = None
-        self.cached_tokens: int | None = None
-        self.cached_tokens_details: dict[str, Any] | None = None
-        self.id: str | None = None
-        self.prompt_tokens: int | None = None
 
-    def take(self, line: str, elapsed_s: float) -> None:
-        if not line.startswith("data:"):
-            return
-        data = line[5:].strip()
-        if data == "[DONE]":
-            return
-        try:
-            event = json.loads(data)
-        except ValueError:
-            event = None
-        if not isinstance(event, dict):
-            self.error = self.error or "the event stream is damaged"
-            return
-        if "error" in event:
-            self.error = _error_text(event["error"])
-            return
-        meta = event.get("meta_info")
-        if not isinstance(meta, dict):
-            self.error = self.error or "an event carries no meta_info"
-            return
-        self._take_output(event, meta)
-        if self.ttft_s is None and (self.output_ids or self.text or meta.get("completion_tokens")):
-            self.ttft_s = elapsed_s
-        self._take_meta(meta)
-
-    def _take_output(self, event: dict[str, Any], meta: dict[str, Any]) -> None:
-        ids, text = event.get("output_ids") or [], event.get("text") or ""
-        completed = meta.get("completion_tokens")
-        # Servers started with --incremental-streaming-output send only what is new in each event.
-        incremental = isinstance(completed, int) and ids and len(ids) < completed
-        if incremental and len(self.output_ids) + len(ids) == completed:
-            self.output_ids.extend(ids)
-            self.text += text
-        else:
-            self.output_ids = list(ids) or self.output_ids
-            self.text = text or self.text
-
-    def _take_meta(self, meta: dict[str, Any]) -> None:
-        self.id = meta.get("id", self.id)
-        self.prompt_tokens = meta.get("prompt_tokens", self.prompt_tokens)
-        self.cached_tokens = meta.get("cached_tokens", self.cached_tokens)
-        details = meta.get("cached_tokens_details")
-        if isinstance(details, dict):
-            self.cached_tokens_details = details
-        finish = meta.get("finish_reason")
-        if isinstance(finish, dict):
-            self.finish_reason = str(finish.get("type"))
-            if self.finish_reason == "abort":
-                self.error = f"aborted by the server: {finish.get('message') or 'no reason given'}"[:_BODY_CHARS]
-        elif finish is not None:
-            self.finish_reason = str(finish)
-
-    def problem(self, rid: str, prompt_tokens: int) -> str | None:
-        """Why this answer cannot be used, or None."""
-        if self.error is not None:
-            return self.error
-        if self.finish_reason is None:
-            return "the stream ended before the request was finished"
-        if self.id not in (None, rid):
-            return f"the server answered for request {self.id}"
-        if self.prompt_tokens not in (None, prompt_tokens):
-            return f"the server counted {self.prompt_tokens} prompt tokens where {prompt_tokens} were sent"
-        return None
+def _record(call: GenerateCall, answer: Answer, sent_ns: int, total_s: float, traceparent: str | None) -> RequestRecord:
+    error = answer.problem(call.rid, call.prompt.tokens)
+    reference = call.prompt.reference
+    wrong = None if reference is None or error is not None else compare(reference, answer.text)
+    return RequestRecord(
+        rid=call.rid,
+        series=call.series,
+        order=call.order,
+        prompt_tokens=len(call.prompt.ids) or answer.prompt_tokens or 0,
+        prompt_sha256=call.prompt.sha256,
+        sent_ns=sent_ns,
+        ttft_s=answer.ttft_s,
+        total_s=total_s,
+        status=answer.status,
+        error=error,
+        traceparent=traceparent,
+        output_ids=tuple(answer.output_ids),
+        text=answer.text,
+        finish_reason=answer.finish_reason,
+        cached_tokens=answer.cached_tokens,
+        cached_tokens_details=answer.cached_tokens_details,
+        prompt_ids=call.prompt.ids if call.keep_prompt else (),
+        round=call.round,
+        prefix_tokens=call.prefix_tokens,
+        reference=reference,
+        correct=None if reference is None or error is not None else wrong is None,
+        wrong=wrong or "",
+    )
 
 
 def _body(call: GenerateCall) -> dict[str, Any]:
-    body: dict[str, Any] = {
-        "rid": call.rid,
-        "input_ids": list(call.input_ids),
-        "sampling_params": {"temperature": 0, "max_new_tokens": call.output_tokens, "ignore_eos": True},
-        "stream": True,
-    }
+    prompt = call.prompt
+    # A drawn prompt has no end that a model could come to; an answer to a question has.
+    ignore_eos = not prompt.text
+    body: dict[str, Any] = {"rid": call.rid, "stream": True}
+    if call.api is Api.GENERATE:
+        body |= {"text": prompt.text} if prompt.text else {"input_ids": list(prompt.ids)}
+        body["sampling_params"] = {"temperature": 0, "max_new_tokens": call.output_tokens, "ignore_eos": ignore_eos}
+    else:
+        body |= {"model": call.model, "temperature": 0, "max_tokens": call.output_tokens, "ignore_eos": ignore_eos}
+        body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+        if call.api is Api.CHAT:
+            body["messages"] = [{"role": "user", "content": prompt.text}]
+        else:
+            body["prompt"] = prompt.text or list(prompt.ids)
     if call.dp_rank is not None:
         # The first name is the current one, the second that of older releases; each ignores or maps the other.
         body["routed_dp_rank"] = body["data_parallel_rank"] = call.dp_rank
@@ -291,11 +268,6 @@ def _body(call: GenerateCall) -> dict[str, Any]:
 
 def _authorization(key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
-
-
-def _error_text(error: object) -> str:
-    message = error.get("message") if isinstance(error, dict) else error
-    return f"refused by the server: {message}"[:_BODY_CHARS]
 
 
 def _unconnected(error: Exception) -> str:

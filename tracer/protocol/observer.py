@@ -12,7 +12,8 @@ from typing import Protocol
 
 from kvwitness.collectors.journal import Journal, JournalUnreadable, find_journals, parse_journal
 from kvwitness.patches.schema import format as fmt
-from kvwitness.tracer.judgement import judge
+from kvwitness.tracer.judgement import SCHEDULER_ROLE
+from kvwitness.tracer.ledger.derive import derive
 from kvwitness.tracer.ledger.facts import InstanceFacts, RequestFacts
 from kvwitness.tracer.protocol.workload import reusable_tokens
 
@@ -22,8 +23,11 @@ Span = tuple[int, int]
 class Observer(Protocol):
     """What the protocol runner asks while it runs. None: cannot tell."""
 
-    def left_l1(self, rid: str) -> bool | None:
-        """Nothing that a repeat of request ``rid`` could reuse is in L1 any more."""
+    def left_l1(self, rid: str, beyond: int = 0) -> bool | None:
+        """Nothing that a repeat of request ``rid`` could reuse is in L1 any more.
+
+        The first ``beyond`` tokens do not count: a chat template's, that every prompt begins with.
+        """
 
     def backed_up(self, rid: str) -> bool | None:
         """Everything that a repeat of ``rid`` could reuse was copied to L2, and acknowledged."""
@@ -36,7 +40,7 @@ class Observer(Protocol):
 
 
 class JournalObserver:
-    """Reads the journals below ``directory`` anew for every question.
+    """Reads what has been added to the journals below ``directory`` for every question.
 
     ``page_size`` in tokens, when known (else the instance's own facts are asked, else 1).
     """
@@ -44,9 +48,10 @@ class JournalObserver:
     def __init__(self, directory: Path, page_size: int | None = None) -> None:
         self.directory = directory
         self._page_size = page_size
+        self._known: dict[str, tuple[tuple[int, int, int], InstanceFacts]] = {}
 
-    def left_l1(self, rid: str) -> bool | None:
-        return prefix_left_l1(self._instances(), rid, self._page_size)
+    def left_l1(self, rid: str, beyond: int = 0) -> bool | None:
+        return prefix_left_l1(self._instances(), rid, self._page_size, beyond)
 
     def backed_up(self, rid: str) -> bool | None:
         return prefix_backed_up(self._instances(), rid, self._page_size)
@@ -65,7 +70,16 @@ class JournalObserver:
             except (JournalUnreadable, OSError):
                 # Just being created, or of another version: what it would have said stays unknown.
                 continue
-        return judge(journals).instances if journals else ()
+        return tuple(self._derived(journal) for journal in journals if journal.role == SCHEDULER_ROLE)
+
+    def _derived(self, journal: Journal) -> InstanceFacts:
+        """What follows from a journal; worked out again only when something was added to it."""
+        state = (len(journal.events), journal.events[-1].seq if journal.events else -1, len(journal.gaps))
+        known = self._known.get(journal.instance)
+        if known is None or known[0] != state:
+            known = state, derive(journal)
+            self._known[journal.instance] = known
+        return known[1]
 
 
 def read_written(path: Path) -> Journal:
@@ -89,14 +103,16 @@ def read_written(path: Path) -> Journal:
     return parse_journal(bytes(raw), path.name)
 
 
-def prefix_left_l1(instances: Iterable[InstanceFacts], rid: str, page_size: int | None = None) -> bool | None:
+def prefix_left_l1(
+    instances: Iterable[InstanceFacts], rid: str, page_size: int | None = None, beyond: int = 0
+) -> bool | None:
     """:meth:`Observer.left_l1` from facts; every rank that served the request must agree."""
 
     def one(facts: InstanceFacts, request: RequestFacts) -> bool | None:
-        spans = _resident(facts, request, "L1", ever=True)
-        if not _overlaps(spans, _reusable(facts, request, page_size)):
+        reusable = (beyond, _reusable(facts, request, page_size)[1])
+        if not _overlaps(_resident(facts, request, "L1", ever=True), reusable):
             return None  # It was never seen in L1, so its absence proves nothing.
-        return not _overlaps(_resident(facts, request, "L1"), _reusable(facts, request, page_size))
+        return not _overlaps(_resident(facts, request, "L1"), reusable)
 
     return _every(instances, rid, one)
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from kvwitness.tracer.protocol.quality import Reference
+
 
 class RequestRecord(msgspec.Struct, frozen=True):
     """One request that the runner sent, and what the client saw of it.
@@ -16,11 +18,11 @@ class RequestRecord(msgspec.Struct, frozen=True):
 
     rid: str
     series: str
-    """``warmup``, ``A``, ``B``, ``evict`` or ``C``."""
+    """``warmup``, ``A``, ``B``, ``evict``, ``C`` or ``nudge``."""
     order: int
     prompt_tokens: int
     prompt_sha256: str
-    """Of the token ids as little-endian int64: equal prompts have equal hashes."""
+    """Of the token ids as little-endian int64, or of the text as UTF-8: equal prompts have equal hashes."""
     sent_ns: int
     ttft_s: float | None
     total_s: float
@@ -36,3 +38,13 @@ class RequestRecord(msgspec.Struct, frozen=True):
     """As the server answered it (``device``, ``host``, ``storage``...)."""
     prompt_ids: tuple[int, ...] = ()
     """Kept only for series A, B and C, and only when asked."""
+    round: int | None = None
+    """Of A, B and C: which prefix, counted from 0; of an eviction: the first that it was for."""
+    prefix_tokens: int | None = None
+    """Of A, B and C: the length asked for; None where it is a text."""
+    reference: Reference | None = None
+    """What the answer should be, where it is known."""
+    correct: bool | None = None
+    """Whether the answer is as the reference says; None where it was not compared."""
+    wrong: str = ""
+    """Why it is not, in one line."""

@@ -46,7 +46,7 @@ def choose_vocabulary(vocab_size: int | None) -> Vocabulary:
 class Workload(msgspec.Struct, frozen=True):
     """The prompts of one A, B, evict, C run."""
 
-    seed: int
+    seed: int | str
     vocabulary: Vocabulary
     prefix: tuple[int, ...]
     """What A, B and C have in common."""
@@ -76,7 +76,7 @@ class Workload(msgspec.Struct, frozen=True):
         return (opening, *_draw(stream, self.vocabulary, max(0, length - 1)))
 
 
-def build_workload(seed: int, prefix_tokens: int, question_tokens: int, vocabulary: Vocabulary) -> Workload:
+def build_workload(seed: int | str, prefix_tokens: int, question_tokens: int, vocabulary: Vocabulary) -> Workload:
     """Draw the prompts of a run. Raises ``ValueError`` when a length or the vocabulary is too small."""
     if prefix_tokens < 1 or question_tokens < 1:
         raise ValueError("the prefix and the question need at least one token each")

@@ -7,8 +7,9 @@ from typing import Final
 
 import msgspec
 
-from kvwitness.tracer.bundle.rows import one_of_series
 from kvwitness.tracer.model import Grade
+from kvwitness.tracer.report.answers import answers_of
+from kvwitness.tracer.report.control import ControlStanding
 from kvwitness.tracer.report.load import Evidence
 from kvwitness.tracer.report.messages import Words
 from kvwitness.tracer.report.outcome import Outcome, Standing
@@ -67,12 +68,26 @@ def _sentence(outcome: Outcome, words: Words) -> str:
     if outcome.standing is Standing.TRAFFIC:
         counts = {tier.value.lower(): count for tier, count in outcome.confirmed_by_tier}
         return words("claim.traffic", total=outcome.total, **counts)
-    key = outcome.standing.value
+    key = "controlled" if outcome.controlled else outcome.standing.value
     if outcome.standing is Standing.WEAK:
         key = f"weak_{_WEAK.get(outcome.grade, 'unknown')}"
     low, high = outcome.tokens
     tokens = str(low) if low == high else f"{low}..{high}"
-    return words(f"claim.{key}", confirmed=outcome.confirmed, total=outcome.total, tokens=tokens)
+    return words(
+        f"claim.{key}",
+        confirmed=outcome.confirmed,
+        total=outcome.total,
+        tokens=tokens,
+        control=_control(outcome, words),
+    )
+
+
+def _control(outcome: Outcome, words: Words) -> str:
+    """By what it is known that the control recomputed."""
+    if outcome.control is None:
+        return ""
+    key = "by_events" if outcome.control.confirmed == outcome.control.total else "by_answers"
+    return words(f"control.{key}", confirmed=outcome.control.confirmed, total=outcome.control.total)
 
 
 def _grade(outcome: Outcome, words: Words) -> str:
@@ -80,7 +95,8 @@ def _grade(outcome: Outcome, words: Words) -> str:
         return ""
     if outcome.standing in (Standing.FAILED, Standing.UNVERIFIED):
         return words(f"grade.{outcome.standing.value}")
-    return grade_in(words, outcome.grade)
+    grade = grade_in(words, outcome.grade)
+    return words("grade.controlled", grade=grade) if outcome.controlled else grade
 
 
 def _tone(outcome: Outcome, differ: bool) -> str:
@@ -99,8 +115,8 @@ def _not_claimed(evidence: Evidence, outcome: Outcome, words: Words) -> Iterator
     yield words("not.worth")
     if outcome.grade is not Grade.VERIFIED:
         yield words("not.content")
-    if standing in (Standing.PROVEN, Standing.WEAK, Standing.FAILED):
-        yield words("not.control")
+    if standing in (Standing.PROVEN, Standing.WEAK, Standing.FAILED) and not outcome.controlled:
+        yield _not_controlled(outcome, words)
     pools = dict.fromkeys(pool for instance in evidence.instances for pool in beside_kv(instance))
     if pools:
         yield words("not.pools", pools=", ".join(pools))
@@ -111,6 +127,15 @@ def _not_claimed(evidence: Evidence, outcome: Outcome, words: Words) -> Iterator
         yield words("not.unjudged", count=unjudged)
 
 
+def _not_controlled(outcome: Outcome, words: Words) -> str:
+    control = outcome.control
+    if control is None or control.standing is ControlStanding.ABSENT:
+        return words("not.control")
+    if control.standing is ControlStanding.RECOMPUTED:
+        return words("not.control_alone")
+    return words(f"not.control_{control.standing.value}", reused=control.reused, total=control.total)
+
+
 def _why(evidence: Evidence, outcome: Outcome, words: Words) -> Iterator[Why]:
     if outcome.without_journal:
         if evidence.instances:
@@ -118,6 +143,8 @@ def _why(evidence: Evidence, outcome: Outcome, words: Words) -> Iterator[Why]:
         else:
             reason = _why_no_journals(evidence.environment) or words("why.no_journal_reason")
         yield Why(words("why.no_journal", count=outcome.without_journal, total=outcome.total, reason=reason))
+    if sized := _sized(evidence.environment):
+        yield Why(words("why.by_size", fills=sized))
     for gap in outcome.gaps:
         remedy, recorded = remedy_in(words, gap.link, gap.remedy)
         yield Why(words("why.link", link=link_in(words, gap.link)), gap.detail, remedy, recorded)
@@ -129,6 +156,14 @@ def _why(evidence: Evidence, outcome: Outcome, words: Words) -> Iterator[Why]:
                     yield Why(words("why.unsound", link=link_in(words, link), instance=instance.instance), why)
 
 
+def _sized(environment: Mapping[str, object]) -> int:
+    """Unrelated prompts that were sent by the sizes of the pools, since nobody could see when the prefix left."""
+    run = environment.get("run")
+    found = run.get("evictions") if isinstance(run, Mapping) else None
+    evictions = [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+    return sum(int(one.get("fills") or 0) for one in evictions if one.get("decided_by") == "size")
+
+
 def _why_no_journals(environment: Mapping[str, object]) -> str:
     run = environment.get("run")
     told = run.get("journals") if isinstance(run, Mapping) else None
@@ -136,17 +171,21 @@ def _why_no_journals(environment: Mapping[str, object]) -> str:
 
 
 def _answers(evidence: Evidence, words: Words) -> tuple[str, bool]:
-    """Whether C's tokens are those of A, and whether they are known to differ."""
-    first = one_of_series(evidence.records, "A")
-    repeats = [record for record in evidence.records if record.series == "C"]
-    if first is None or not repeats:
+    """Whether C answered as A did, and whether it is known that it did not, or that it is wrong."""
+    if not any(record.series == "C" for record in evidence.records):
         return "", False
-    # With repeats the run may use several prefixes: C is compared with the A of the same prompt.
-    asked = {record.prompt_sha256: record for record in evidence.records if record.series == "A"}
-    pairs = [(asked[one.prompt_sha256].output_ids, one.output_ids) for one in repeats if one.prompt_sha256 in asked]
-    compared = [(a, c) for a, c in pairs if a and c]
-    if not compared:
-        return words("claim.answers_unknown"), False
-    same = sum(a == c for a, c in compared)
-    key = "claim.answers_same" if same == len(compared) else "claim.answers_differ"
-    return words(key, same=same, compared=len(compared)), same < len(compared)
+    answers = answers_of(evidence.records)
+    repeats = answers.repeats
+    if not repeats.compared:
+        told, differ = words("claim.answers_unknown"), False
+    else:
+        differ = repeats.same < repeats.compared
+        key = "claim.answers_differ" if differ else "claim.answers_same"
+        what = words("claim.texts" if repeats.by_text else "claim.tokens")
+        told = words(key, same=repeats.same, compared=repeats.compared, what=what)
+    if (compared := answers.compared_in("C")) == 0:
+        return told, differ
+    wrong = answers.wrong_in("C")
+    key = "claim.wrong" if wrong else "claim.right"
+    values = {"wrong_a": answers.wrong_in("A"), "compared_a": answers.compared_in("A")}
+    return f"{told} {words(key, wrong=wrong, compared=compared, **values)}", differ or bool(wrong)

@@ -10,12 +10,9 @@ import msgspec
 
 from kvwitness.tracer.bundle.summary import PROCESSES, RAW
 from kvwitness.tracer.ledger.facts import InstanceFacts
+from kvwitness.tracer.protocol.settings import NOT_SET, NOT_THERE, PASSING
 
 UNKNOWN: Final = "unknown"
-NOT_SET: Final = "not set"
-"""An argument that the server has and was not given."""
-NOT_THERE: Final = "not there"
-"""A condition that a run's record does not mention."""
 
 _NO_CONDITION: Final = (
     # Of the run: what it drew or found, not what it was asked to do.
@@ -27,21 +24,15 @@ _NO_CONDITION: Final = (
     "run.eviction*",
     "run.flush*",
     "run.findings*",
+    "run.settings_read*",
+    "run.missing_rounds*",
+    "run.earlier_parts*",
     # Of the moment.
+    "memory.*",
     "host.memory_available_bytes",
     "host.gpus.*.memory_used_mib",
     "server.url",
-    "arguments.host",
-    "arguments.port",
-    "arguments.nccl_port",
-    "arguments.random_seed",
-    "arguments.dist_init_addr",
-    "arguments.launch_command",
-    "arguments.status",
-    "arguments.internal_states*",
-    "arguments.startup*",
-    "arguments.*memory_usage*",
-    "arguments.*throughput*",
+    *(f"arguments.{name}" for name in PASSING),
     # Of the process.
     "instance.ranks*",
     "instance.attach.stopped_us",

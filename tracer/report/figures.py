@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from kvwitness.tracer.report.breakeven import COLD, L1, L2, BreakEven, Point
 from kvwitness.tracer.report.messages import Words
 from kvwitness.tracer.report.residency import Lane, Residencies, Stay, was_evicted
 from kvwitness.tracer.report.statistics import Summary
@@ -73,6 +74,12 @@ _STYLE: Final[dict[Any, Any]] = {
     "savefig.facecolor": "none",
 }
 
+_PATHS: Final[dict[str, dict[str, Any]]] = {
+    COLD: {"color": _INK, "linestyle": "--", "marker": "s", "markersize": 5, "linewidth": 1.4},
+    L1: {"color": _L1, "linestyle": "-", "marker": "o", "markersize": 5, "linewidth": 1.4},
+    L2: {"color": _L2, "linestyle": "-", "marker": "^", "markersize": 6, "linewidth": 1.4},
+}
+"""Told apart by line and mark as well as by colour."""
 _DOT: Final[dict[str, Any]] = {
     "linestyle": "none",
     "marker": "o",
@@ -90,10 +97,10 @@ def residency_chart(found: Residencies, words: Words) -> str:
     """Prefixes from top to bottom, each with a row for L1 and one for L2; time from left to right."""
     lanes = found.drawn
     # A little beyond the record's end, so that a stay that began with its last events shows.
-    edge = found.end * 1.02 or 1
+    edge = found.end + 0.02 * (found.end - found.begin) or 1
     with _figure(9.2, 1.15 + 0.62 * len(lanes)) as (figure, axes):
         for index, lane in enumerate(lanes):
-            _draw_lane(axes, lane, index, edge)
+            _draw_lane(axes, lane, index, edge, found.begin)
         for at in found.resets:
             axes.axvline(at, color=_MARK, linewidth=1, linestyle="--")
         for marker in found.markers:
@@ -109,7 +116,7 @@ def residency_chart(found: Residencies, words: Words) -> str:
             )
         axes.set_yticks(range(len(lanes)), [_label(f"{lane.series} {lane.owner}".strip()) for lane in lanes])
         axes.set_ylim(len(lanes) - 0.5, -0.5)
-        axes.set_xlim(0, edge)
+        axes.set_xlim(found.begin, edge)
         axes.set_xlabel(words("residency.axis"))
         marks = [
             Patch(facecolor=_L1, label=words("residency.in_l1")),
@@ -144,20 +151,57 @@ def ttft_chart(summaries: Sequence[Summary], words: Words) -> str:
         return _page_svg(figure, "ttft", words("timing.title"), words("timing.description", medians=told))
 
 
-def _draw_lane(axes: Axes, lane: Lane, index: int, edge: float) -> None:
+def sweep_chart(found: BreakEven, words: Words) -> str:
+    """Medians with their intervals over the prefix length, a line per path."""
+    names = {COLD: words("sweep.cold"), L1: L1, L2: L2}
+    with _figure(9.2, 4.2) as (figure, axes):
+        for path, looks in _PATHS.items():
+            summaries = [(point.length, one) for point in found.points if (one := _of_path(point, path)) is not None]
+            lengths = [length for length, _ in summaries]
+            medians = [one.median for _, one in summaries]
+            axes.plot(lengths, medians, label=names[path], **looks)
+            for length, one in summaries:
+                if one.interval is not None:
+                    ends = [one.interval.low, one.interval.high]
+                    axes.plot([length, length], ends, color=looks["color"], linewidth=1.2, marker="_", markersize=7)
+        if found.length is not None:
+            axes.axvline(found.length, color=_MUTED, linewidth=1, linestyle=":")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([point.length for point in found.points], [str(point.length) for point in found.points])
+        axes.minorticks_off()
+        axes.grid(True, axis="y")
+        axes.tick_params(axis="y", labelcolor=_MUTED)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel(words("sweep.axis_length"))
+        axes.set_ylabel(words("sweep.axis_time"))
+        _legend(figure, axes.get_legend_handles_labels()[0])
+        told = "; ".join(
+            f"{point.length}: "
+            + ", ".join(f"{names[p]} {one.median:.1f} ms" for p in _PATHS if (one := _of_path(point, p)))
+            for point in found.points
+        )
+        return _page_svg(figure, "sweep-chart", words("sweep.title"), words("sweep.description", medians=told))
+
+
+def _of_path(point: Point, path: str) -> Summary | None:
+    return {COLD: point.cold, L1: point.l1, L2: point.l2}[path]
+
+
+def _draw_lane(axes: Axes, lane: Lane, index: int, edge: float, begin: float) -> None:
     for stay in lane.stays:
         # Within its row, a stay stands at the height of its tokens: the prefix's start is on top.
         top = index - 0.38 if stay.tier == "L1" else index + 0.03
         room = 0.35 / lane.tokens
-        until = edge if stay.until is None else stay.until
+        until = edge if stay.until is None else min(stay.until, edge)
+        since = max(stay.since, begin)
         height = max(room * (stay.end - stay.start), 0.03)
         axes.broken_barh(
-            [(stay.since, until - stay.since)],
+            [(since, until - since)],
             (top + room * stay.start, height),
             facecolors=_L1 if stay.tier == "L1" else _L2,
             linewidth=0,
         )
-        if was_evicted(stay):
+        if was_evicted(stay) and (stay.until or 0) <= edge:
             _mark(axes, stay, top + room * stay.start + height / 2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from kvwitness.tracer.bundle.counters import window_of
 from kvwitness.tracer.bundle.ending import why_stopped
 from kvwitness.tracer.bundle.layout import Manifest, encode_manifest, sha256
 from kvwitness.tracer.bundle.read import open_bundle, read_bundle_journals, read_bundle_metrics
+from kvwitness.tracer.bundle.errors import BundleError
+from kvwitness.tracer.bundle.layout import CONTROL, Manifest, encode_manifest, sha256
+from kvwitness.tracer.bundle.read import holds_control, open_bundle, read_bundle_journals, read_bundle_metrics
 from kvwitness.tracer.bundle.reports import reports_by_rid
 from kvwitness.tracer.bundle.verify import verify_bundle
 from kvwitness.tracer.ledger.facts import InstanceFacts
@@ -36,6 +40,8 @@ class Evidence(msgspec.Struct, frozen=True):
     checked_verdicts: int
     stopped: str | None
     """Why the run did not reach its end."""
+    control: Evidence | None = None
+    """The control run."""
 
     @property
     def intact(self) -> bool:
@@ -52,12 +58,21 @@ class Evidence(msgspec.Struct, frozen=True):
 
 def load_evidence(path: Path) -> Evidence:
     """Open and verify the bundle at ``path``. Raises :class:`~kvwitness.tracer.bundle.errors.BundleError`."""
-    bundle = open_bundle(path)
-    checked = verify_bundle(path)
+    control: Evidence | None = None
+    if holds_control(path):
+        # One that cannot be read is a problem of the whole bundle, which does not verify then.
+        with suppress(BundleError):
+            control = _load(path, CONTROL, None)
+    return _load(path, "", control)
+
+
+def _load(path: Path, part: str, control: Evidence | None) -> Evidence:
+    bundle = open_bundle(path, part)
+    checked = verify_bundle(path, part=part)
     instances: tuple[InstanceFacts, ...] = ()
     if checked.ok:
-        window = window_of(read_bundle_metrics(path))
-        instances = judgement.judge(read_bundle_journals(path), reports_by_rid(bundle.requests), window).instances
+        window = window_of(read_bundle_metrics(path, part))
+        instances = judgement.judge(read_bundle_journals(path, part), reports_by_rid(bundle.requests), window).instances
     return Evidence(
         name=path.resolve().name,
         manifest=bundle.manifest,
@@ -70,4 +85,5 @@ def load_evidence(path: Path) -> Evidence:
         checked_files=checked.files,
         checked_verdicts=checked.verdicts,
         stopped=why_stopped(bundle.environment),
+        control=control,
     )

@@ -15,6 +15,7 @@ from kvwitness.tracer.ledger.facts import InstanceFacts
 from kvwitness.tracer.model import GRADE_ORDER, Grade, Link, Reason, RequestVerdict, Tier
 from kvwitness.tracer.protocol.record import RequestRecord
 from kvwitness.tracer.report.conditions import Difference, differences, instance_conditions
+from kvwitness.tracer.report.control import Control, ControlStanding, control_of
 from kvwitness.tracer.report.load import Evidence
 
 PROVEN: Final = (Grade.CONFIRMED, Grade.VERIFIED)
@@ -94,6 +95,14 @@ class Outcome(msgspec.Struct, frozen=True):
     changed: tuple[Difference, ...] = ()
     """Settings that differ between the servers that answered A, B and C."""
     confirmed_by_tier: tuple[tuple[Tier, int], ...] = ()
+    control: Control | None = None
+    """None: nothing that a control could support."""
+
+    @property
+    def controlled(self) -> bool:
+        """Whether the same load without HiCache recomputed what C reused."""
+        shown = self.control is not None and self.control.standing is ControlStanding.RECOMPUTED
+        return self.standing is Standing.PROVEN and shown
 
 
 class _Seen(msgspec.Struct, frozen=True):
@@ -126,9 +135,9 @@ def outcome_of(evidence: Evidence) -> Outcome:
             confirmed_by_tier=by_tier,
         )  # fmt: skip
     seen = [_seen(record, latest.get(record.rid)) for record in last]
-    return msgspec.structs.replace(
-        _of_control(seen) if is_control(evidence.environment) else _of_c(seen), confirmed_by_tier=by_tier
-    )
+    if is_control(evidence.environment):
+        return msgspec.structs.replace(_of_control(seen), confirmed_by_tier=by_tier)
+    return msgspec.structs.replace(_of_c(seen), confirmed_by_tier=by_tier, control=control_of(evidence))
 
 
 def is_control(environment: Mapping[str, Any]) -> bool:
@@ -139,7 +148,10 @@ def is_control(environment: Mapping[str, Any]) -> bool:
 
 
 def settings_changed(evidence: Evidence) -> tuple[Difference, ...]:
-    """Settings that were not the same for A, B and C, by what their schedulers recorded of themselves."""
+    """Settings that were not the same for A, B and C: by what the run read of them, and what schedulers recorded."""
+    read = settings_read(evidence.environment)
+    if read:
+        return read
     known = {instance.instance: instance for instance in evidence.instances}
     latest, series = evidence.latest(), evidence.series_of()
     served: dict[str, InstanceFacts] = {}
@@ -153,6 +165,19 @@ def settings_changed(evidence: Evidence) -> tuple[Difference, ...]:
         for difference in differences(settings[0], other):
             found.setdefault(difference.name, difference)
     return tuple(found.values())
+
+
+def settings_read(environment: Mapping[str, Any]) -> tuple[Difference, ...]:
+    """The settings that the run itself saw change."""
+    run = environment.get("run")
+    read = run.get("settings_read") if isinstance(run, Mapping) else None
+    changes = read.get("changes") if isinstance(read, Mapping) else None
+    found = changes if isinstance(changes, list) else []
+    return tuple(
+        Difference(str(one.get("name")), str(one.get("one")), str(one.get("other")))
+        for one in found
+        if isinstance(one, Mapping)
+    )
 
 
 def _of_c(seen: Sequence[_Seen]) -> Outcome:

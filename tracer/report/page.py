@@ -12,16 +12,35 @@ from kvwitness.tracer.bundle.layout import FileEntry
 from kvwitness.tracer.bundle.rows import Row, one_of_series, rows_of
 from kvwitness.tracer.bundle.summary import NamedCheck, findings_of, settings_of
 from kvwitness.tracer.model import EventRef, Grade, LinkEvidence, RangeVerdict, RequestVerdict, Tier
+from kvwitness.tracer.report.answers import Answers, answers_of
+from kvwitness.tracer.report.breakeven import BreakEven, breakeven_of
 from kvwitness.tracer.report.claim import Claim, claim_of
 from kvwitness.tracer.report.conditions import instance_conditions, unknown_conditions
+from kvwitness.tracer.report.control import Control, ControlStanding, SeriesPair
 from kvwitness.tracer.report.load import Evidence
 from kvwitness.tracer.report.messages import Words
 from kvwitness.tracer.report.outcome import Outcome, outcome_of
 from kvwitness.tracer.report.residency import LISTED, Lane, Residencies, Stay, instance_of, residencies_of, was_evicted
+from kvwitness.tracer.report.sweep import sweep_notes, sweep_sentence
 from kvwitness.tracer.report.timing import Timing, timing_of
 from kvwitness.tracer.report.wording import grade_in, link_in, sentence_in, tier_in
 
 _SHOWN_PROBLEMS: Final = 20
+SECTIONS: Final = (
+    "claim",
+    "not_claimed",
+    "chain",
+    "residency",
+    "timing",
+    "sweep",
+    "control",
+    "answers",
+    "requests",
+    "witnesses",
+    "conditions",
+    "recheck",
+)
+"""Of the page, in order; those that have nothing to show are left out."""
 _TIER_ORDER: Final = (Tier.L2, Tier.L3, Tier.L1, Tier.RECOMPUTED, Tier.UNKNOWN)
 
 
@@ -91,6 +110,22 @@ class Witnesses(msgspec.Struct, frozen=True):
     rows: tuple[CheckRow, ...]
 
 
+class ControlSection(msgspec.Struct, frozen=True):
+    """The control run, beside the run itself."""
+
+    sentence: str
+    bad: bool
+    pairs: tuple[SeriesPair, ...]
+
+
+class SweepSection(msgspec.Struct, frozen=True):
+    """Times over prefix lengths."""
+
+    sentence: str
+    breakeven: BreakEven
+    notes: tuple[str, ...]
+
+
 class Page(msgspec.Struct, frozen=True):
     """Everything that a report shows."""
 
@@ -107,6 +142,9 @@ class Page(msgspec.Struct, frozen=True):
     residencies: Residencies | None
     stays: tuple[StayRow, ...]
     timing: Timing
+    sweep: SweepSection | None
+    control: ControlSection | None
+    answers: Answers
     requests: tuple[RequestRow, ...]
     show_unknown: bool
     series: tuple[str, ...]
@@ -124,13 +162,21 @@ class Page(msgspec.Struct, frozen=True):
     def intact(self) -> bool:
         return not self.problems
 
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """The page's sections, in order."""
+        left_out = {"sweep": self.sweep is None, "control": self.control is None, "answers": not self.answers.series}
+        return tuple(name for name in SECTIONS if not left_out.get(name, False))
+
 
 def build_page(evidence: Evidence, words: Words) -> Page:
     """Work out the report about a bundle."""
     outcome = outcome_of(evidence)
     verdict = representative(evidence)
     instance = instance_of(evidence.instances, verdict.instance if verdict else None)
-    residencies = residencies_of(instance, evidence.series_of()) if instance else None
+    focus = _round_of(verdict, evidence)
+    residencies = residencies_of(instance, evidence.series_of(), focus) if instance else None
+    breakeven = breakeven_of(evidence.records, evidence.latest()) if evidence.intact else None
     rows = _request_rows(evidence, words)
     return Page(
         name=evidence.name,
@@ -145,7 +191,10 @@ def build_page(evidence: Evidence, words: Words) -> Page:
         chain=_chain(verdict, evidence, words) if verdict and evidence.intact else None,
         residencies=residencies,
         stays=tuple(_stay_rows(residencies, words)) if residencies else (),
-        timing=timing_of(evidence.records, words, comparable=not outcome.changed),
+        timing=timing_of(evidence.records, words, comparable=not outcome.changed, by_length=breakeven is not None),
+        sweep=_sweep(breakeven, words) if breakeven is not None else None,
+        control=_control(outcome.control, words),
+        answers=answers_of(evidence.records),
         requests=rows,
         show_unknown=any(one.row.unknown for one in rows),
         series=tuple(dict.fromkeys(one.row.series for one in rows if one.row.series)),
@@ -169,6 +218,30 @@ def representative(evidence: Evidence) -> RequestVerdict | None:
         return latest[sent.rid]
     judged = [verdict for verdict in latest.values() if verdict.ranges]
     return min(judged, key=lambda verdict: _TIER_ORDER.index(verdict.tier), default=None)
+
+
+def _round_of(verdict: RequestVerdict | None, evidence: Evidence) -> frozenset[str]:
+    """The requests of the round that the shown request is part of; empty where a run has one round, or none."""
+    rounds = {record.rid: record.round for record in evidence.records}
+    if verdict is None or len({number for number in rounds.values() if number is not None}) < 2:
+        return frozenset()
+    own = rounds.get(verdict.rid)
+    return frozenset(rid for rid, number in rounds.items() if number == own)
+
+
+def _sweep(found: BreakEven, words: Words) -> SweepSection:
+    return SweepSection(sweep_sentence(found, words), found, tuple(sweep_notes(found, words)))
+
+
+def _control(found: Control | None, words: Words) -> ControlSection | None:
+    if found is None or found.standing is ControlStanding.ABSENT:
+        return None
+    key = "by_events" if found.confirmed == found.total else "by_answers"
+    known = words(f"control.{key}", confirmed=found.confirmed, total=found.total)
+    sentence = words(
+        f"control.{found.standing.value}", reused=found.reused, total=found.total, detail=found.detail, control=known
+    )
+    return ControlSection(sentence, found.standing is not ControlStanding.RECOMPUTED, found.pairs)
 
 
 def _chain(verdict: RequestVerdict, evidence: Evidence, words: Words) -> Chain | None:

@@ -12,10 +12,10 @@ import jinja2
 from markupsafe import Markup, escape
 
 from kvwitness.tracer.bundle.summary import markdown_cell
-from kvwitness.tracer.report.figures import residency_chart, ttft_chart
+from kvwitness.tracer.report.figures import residency_chart, sweep_chart, ttft_chart
 from kvwitness.tracer.report.messages import Words
 from kvwitness.tracer.report.page import Page, Quoted
-from kvwitness.tracer.report.statistics import Interval
+from kvwitness.tracer.report.statistics import Contrast, Interval, Summary
 
 FORMATS: Final = ("html", "md")
 
@@ -31,6 +31,7 @@ def render_html(page: Page, words: Words) -> str:
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         residency=Markup(residency_chart(page.residencies, words)) if page.residencies else None,
+        sweep=Markup(sweep_chart(page.sweep.breakeven, words)) if page.sweep else None,
         ttft=Markup(ttft_chart(page.timing.summaries, words)) if page.timing.summaries else None,
     )
 
@@ -62,6 +63,22 @@ def _interval(value: Interval | None, none: str) -> str:
     return none if value is None else f"{value.low:.1f} .. {value.high:.1f}"
 
 
+def _median(value: Summary | None) -> str:
+    """A median with its interval, where there is one."""
+    if value is None:
+        return "-"
+    interval = "" if value.interval is None else f" ({value.interval.low:.1f} .. {value.interval.high:.1f})"
+    return f"{value.median:.1f}{interval}"
+
+
+def _contrast(value: Contrast | None) -> str:
+    """A difference with its interval, where there is one."""
+    if value is None:
+        return "-"
+    interval = "" if value.interval is None else f" ({value.interval.low:+.1f} .. {value.interval.high:+.1f})"
+    return f"{value.difference:+.1f}{interval}"
+
+
 def _resource(name: str) -> str:
     return (resources.files("kvwitness.tracer.report") / name).read_text("utf-8")
 
@@ -71,7 +88,7 @@ def _html() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters.update(number=_number, count=_count, interval=_interval)
+    environment.filters.update(number=_number, count=_count, interval=_interval, median=_median, contrast=_contrast)
     return environment.from_string(_resource("report.html.j2"))
 
 
@@ -81,5 +98,7 @@ def _markdown() -> jinja2.Template:
     environment = jinja2.Environment(
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters.update(number=_number, count=_count, interval=_interval, cell=markdown_cell)
+    environment.filters.update(
+        number=_number, count=_count, interval=_interval, median=_median, contrast=_contrast, cell=markdown_cell
+    )
     return environment.from_string(_resource("report.md.j2"))

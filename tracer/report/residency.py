@@ -57,20 +57,38 @@ class Residencies(msgspec.Struct, frozen=True):
     lanes: tuple[Lane, ...]
     markers: tuple[Marker, ...]
     end: float
-    """When the record ends."""
+    """When the record ends, or what is drawn of it."""
     resets: tuple[float, ...]
+    begin: float = 0.0
+    """When what is drawn begins."""
+    shown: tuple[str, ...] = ()
+    """The prefixes to draw, by owner; empty: the first ones."""
 
     @property
     def drawn(self) -> tuple[Lane, ...]:
-        return self.lanes[:DRAWN]
+        """The lanes of the chart, cut to its time."""
+        lanes = [lane for lane in self.lanes if not self.shown or lane.owner in self.shown]
+        cut = (
+            msgspec.structs.replace(lane, stays=tuple(stay for stay in lane.stays if self._within(stay)))
+            for lane in lanes
+        )
+        return tuple(lane for lane in cut if lane.stays)[:DRAWN]
+
+    def _within(self, stay: Stay) -> bool:
+        return stay.since <= self.end and (stay.until is None or stay.until >= self.begin)
 
     @property
     def stays(self) -> int:
         return sum(len(lane.stays) for lane in self.lanes)
 
 
-def residencies_of(instance: InstanceFacts, series: Mapping[str, str]) -> Residencies | None:
-    """The lanes of ``instance``; None when nothing of it was seen to be in a tier."""
+def residencies_of(
+    instance: InstanceFacts, series: Mapping[str, str], focus: frozenset[str] = frozenset()
+) -> Residencies | None:
+    """The lanes of ``instance``; None when nothing of it was seen to be in a tier.
+
+    ``focus`` are the requests of the round to draw, where a run has several: their prefixes, and their time.
+    """
     if not instance.residencies:
         return None
     zero = min(residency.since.t_ns for residency in instance.residencies)
@@ -95,7 +113,28 @@ def residencies_of(instance: InstanceFacts, series: Mapping[str, str]) -> Reside
         *(r.released for r in instance.requests if r.released is not None),
     ]
     resets = tuple(seconds(e.begin) for e in instance.epochs if e.begin.t_ns > zero)
-    return Residencies(instance.instance, tuple(lanes), markers, max(map(seconds, moments)), resets)
+    found = Residencies(instance.instance, tuple(lanes), markers, max(map(seconds, moments)), resets)
+    return _focused(found, instance, focus, seconds) if focus else found
+
+
+def _focused(
+    found: Residencies, instance: InstanceFacts, focus: frozenset[str], seconds: Callable[[Moment], float]
+) -> Residencies:
+    requests = [request for request in instance.requests if request.rid in focus]
+    if not requests:
+        return found
+    begin = min(seconds(request.queued) for request in requests)
+    ends = [seconds(request.released or request.queued) for request in requests]
+    margin = 0.03 * (max(ends) - begin)
+    end = min(found.end, max(ends) + margin)
+    return msgspec.structs.replace(
+        found,
+        begin=max(0.0, begin - margin),
+        end=end,
+        markers=tuple(marker for marker in found.markers if marker.rid in focus),
+        resets=tuple(at for at in found.resets if begin <= at <= end),
+        shown=tuple(lane.owner for lane in found.lanes if lane.owner in focus),
+    )
 
 
 def was_evicted(stay: Stay) -> bool:

@@ -34,8 +34,13 @@ class Timing(msgspec.Struct, frozen=True):
     notes: tuple[str, ...]
 
 
-def timing_of(records: Sequence[RequestRecord], words: Words, *, comparable: bool) -> Timing:
-    """Describe each series and compare A, B and C, unless the server's settings changed between them."""
+def timing_of(records: Sequence[RequestRecord], words: Words, *, comparable: bool, by_length: bool = False) -> Timing:
+    """Describe each series and compare A, B and C, unless the server's settings changed between them.
+
+    With ``by_length`` the series hold several prefix lengths, which say nothing when thrown together.
+    """
+    if by_length:
+        return Timing((), (), (words("timing.by_length"),))
     samples = samples_of(records)
     ordered = sorted(samples, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
     summaries = {name: summarize(name, samples[name]) for name in ordered}

@@ -97,6 +97,7 @@ def ensure(kind: ModelKind, release: str, as_json: bool) -> None:
     default="layer_first",
     show_default=True,
 )
+@click.option("--hicache/--no-hicache", default=True, show_default=True, help="Without: the control of a run.")
 @click.option("--page-size", type=int, default=16, show_default=True, help="Tokens in a page.")
 @click.option("--max-total-tokens", type=int, default=4096, show_default=True, help="Device pool.")
 @click.option("--hicache-ratio", type=float, default=4.0, show_default=True, help="Host pool / device pool.")

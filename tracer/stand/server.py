@@ -52,6 +52,8 @@ class ServerOptions:
     write_policy: Literal["write_through", "write_through_selective", "write_back"] = "write_through"
     io_backend: Literal["direct", "kernel"] = "direct"
     mem_layout: Literal["layer_first", "page_first", "page_first_direct", "page_head"] = "layer_first"
+    hicache: bool = True
+    """Whether there is an L2; off for the control of a run, which has all other settings."""
     page_size: int = 16
     """Tokens in a page."""
     max_total_tokens: int = 4096
@@ -95,7 +97,9 @@ class ServerOptions:
             arguments["--hicache-mem-layout"] = self.mem_layout
         if known.both_attention_backends:
             arguments["--prefill-attention-backend"] = arguments["--decode-attention-backend"] = "torch_native"
-        flags = ["--enable-hierarchical-cache", "--enable-metrics", "--enable-cache-report"]
+        flags = ["--enable-metrics", "--enable-cache-report"]
+        if self.hicache:
+            flags.append("--enable-hierarchical-cache")
         if not self.overlap:
             flags.append("--disable-overlap-schedule")
         return [part for pair in arguments.items() for part in pair] + flags + list(self.extra_args)
