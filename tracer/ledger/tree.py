@@ -60,6 +60,8 @@ class TreeView:
         self._nodes: dict[int, Node] = {}
         self._by_start: dict[int, set[int]] = {}
         self._moved: list[tuple[int, str]] = []
+        self._loading: dict[int, list[int]] = {}
+        """Load-back -> the nodes that it brings, those that were split off from them meanwhile included."""
 
     # --- structure -----------------------------------------------------------------------------------
 
@@ -120,6 +122,8 @@ class TreeView:
         points = {at: digest for at, digest in whole.points.items() if at <= step.end}
         part = replace(whole, id=step.node, end=step.end, was=whole.was | {whole.id}, points=points)
         self._move_start(whole, step.end)
+        if part.load in self._loading:
+            self._loading[part.load].append(part.id)
         return self._place(part)
 
     # --- residency -----------------------------------------------------------------------------------
@@ -192,11 +196,12 @@ class TreeView:
         for node in self._within(start, end, path):
             self._close_node(node, at)
             node.load = load
+            self._loading.setdefault(load, []).append(node.id)
 
-    def loaded(self, start: int, end: int, path: tuple[PathNode, ...], rid: str | None, load: int, at: Moment) -> None:
+    def loaded(self, start: int, end: int, rid: str | None, load: int, at: Moment) -> None:
         """It completed: the nodes are in L1."""
-        for node in self._within(start, end, path):
-            if node.resident is None and node.load == load:
+        for node in (self._nodes[number] for number in self._loading.pop(load, ())):
+            if start <= node.start and node.end <= end and node.resident is None and node.load == load:
                 node.resident, node.resident_by, node.computed = at, rid, None
                 node.evicted = node.evicted_how = node.evicted_call = None
 
@@ -255,6 +260,7 @@ class TreeView:
             self._close_node(node, until)
         self._nodes.clear()
         self._by_start.clear()
+        self._loading.clear()
 
     def contradictions(self, path: tuple[PathNode, ...], moment: Moment) -> list[tuple[int, str]]:
         """Where the tree's own word on a path differs from the ledger's: since which event, and what was missed.
