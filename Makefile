@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 LINKS := $(addprefix .links/kvwitness/,patches tracer collectors)
 PYTEST_ARGS ?=
 
-.PHONY: venv stand demo demo-jaeger matrix jaeger browser bench lint format typecheck test test-browser test-quick test-slow soundness test-releases wheels support clean
+.PHONY: venv stand demo demo-jaeger matrix jaeger browser bench lint format typecheck test test-browser test-quick test-slow soundness soundness-model matrix-settings test-releases wheels support clean
 
 venv: $(VENV)/.installed
 
@@ -90,6 +90,14 @@ test-quick: venv
 # Looks for false confirmations: mutated journals, the product against an independent checker of the chain.
 soundness: venv
 	$(BIN)/python tests/soundness/run.py --mutants 100000 $(SOUNDNESS_ARGS)
+
+# Random workloads on SGLang's own caches, the ledger against the bytes in the pools: about a quarter of an hour.
+soundness-model: venv stand
+	$(BIN)/python tests/model/start.py --workloads 60 $(MODEL_ARGS)
+
+# A, B, C under every setting that the stand runs, each row judged by the independent checker, too.
+matrix-settings: venv stand
+	$(BIN)/python tests/soundness/settings.py $(SETTINGS_ARGS)
 
 # Wheels of the SGLang releases that docs/support.md is made from (about 300 MB), kept outside the checkout.
 wheels: venv

@@ -65,7 +65,7 @@ class Settings:
             "--max-running-requests": "8",
             "--log-level": "error",
         }
-        flags = ["--enable-hierarchical-cache", "--disable-overlap-schedule", "--enable-cache-report"]
+        flags = ["--enable-hierarchical-cache", "--disable-overlap-schedule", "--enable-cache-report", "--enable-metrics"]
         return [part for pair in pairs.items() for part in pair] + flags
 
 
@@ -141,6 +141,7 @@ class Engine:
         runtime_context.publish(arguments, role="scheduler", ranks=ranks)
         scheduler = self._schedule.Scheduler(arguments, ports)
         scheduler.tp_worker.forward_batch_generation = self._forward
+        scheduler.ipc_channels.send_metrics_from_scheduler.close()
         return scheduler
 
     # --- the place of the model ----------------------------------------------------------------------
@@ -157,7 +158,7 @@ class Engine:
             length = int(batch.seq_lens[i])
             extends = batch.forward_mode.is_extend()
             start = int(batch.prefix_lens[i]) if extends else length - 1
-            tokens = tuple((*req.origin_input_ids, *req.output_ids))[:length]
+            tokens = (*req.origin_input_ids, *req.output_ids)[:length]
             slots = rows[int(batch.req_pool_indices[i]), :length].to(torch.int64)
             patterns = self.prefixes.of(tokens)
             # Once for each admission: chunks after the first reuse what the request computed itself.
@@ -304,6 +305,13 @@ class Engine:
 
     # --- the journal ---------------------------------------------------------------------------------
 
+    def counter(self, name: str) -> int:
+        """One of SGLang's own counters, summed over its labels."""
+        from prometheus_client import REGISTRY
+
+        samples = (s for metric in REGISTRY.collect() for s in metric.samples)
+        return int(sum(s.value for s in samples if s.name == name))
+
     def begin(self) -> None:
         """Empty caches and a journal of its own for one workload."""
         self.witness.stop()
@@ -333,7 +341,8 @@ def _witness() -> Witness:
 
 def enter_stand() -> None:
     """Make this process a scheduler of the stand with kvwitness's hooks, as SGLang's plugins would."""
-    os.environ.update(KVWITNESS_STAND="1", KVWITNESS_DIR=tempfile.mkdtemp(prefix="kvwitness-model-"))
+    os.environ.setdefault("KVWITNESS_DIR", tempfile.mkdtemp(prefix="kvwitness-model-"))
+    os.environ["KVWITNESS_STAND"] = "1"
     os.environ.update(KVWITNESS_QUOTA_MB="8", CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
     torch.set_num_threads(1)
     from sglang.srt.plugins import load_plugins

@@ -6,11 +6,20 @@ import random
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from model import truth
 from model.engine import Engine
 
 _BASES = tuple(tuple(random.Random(seed).randrange(1, 1000) for _ in range(300)) for seed in range(4))
 """Prompts that requests share a beginning of."""
+_REQUEST = st.tuples(
+    st.integers(0, len(_BASES) - 1),
+    st.integers(1, 70),
+    st.integers(0, 2),
+    st.sampled_from((0, 0, 1, 3, 9, 30)),
+    st.sampled_from((1, 1, 2, 5, 20)),
+)
+"""Base, how much of it, branch, how much of that, tokens to generate."""
 _MOST_STEPS = 400
 
 
@@ -35,28 +44,24 @@ class Workload(RuleBasedStateMachine):
     def begin(self) -> None:
         self.engine.begin()
 
-    def _settled(self) -> list[str]:
-        return [rid for rid in self.sent if rid not in self._open()]
-
     def _open(self) -> set[str]:
         return {req.rid for req in self.engine._requests() if not req.finished()}
 
     # --- rules ---------------------------------------------------------------------------------------
 
-    @rule(
-        base=st.integers(0, len(_BASES) - 1),
-        keep=st.integers(1, 70),
-        branch=st.integers(0, 2),
-        more=st.sampled_from((0, 0, 1, 3, 9, 30)),
-        new_tokens=st.sampled_from((1, 1, 2, 5, 20)),
-    )
-    def send(self, base: int, keep: int, branch: int, more: int, new_tokens: int) -> None:
-        """A request with the first tokens of a base, and ``more`` of one of three branches behind it."""
-        behind = tuple(random.Random(100 * base + branch).randrange(1, 1000) for _ in range(more))
+    @rule(asked=st.lists(_REQUEST, min_size=1, max_size=4), steps=st.integers(0, 6))
+    def send(self, asked: list[tuple[int, int, int, int, int]], steps: int) -> None:
+        """Requests that arrive together: each the first tokens of a base, and some of one of three branches."""
+        for base, keep, branch, more, new_tokens in asked:
+            behind = tuple(random.Random(100 * base + branch).randrange(1, 1000) for _ in range(more))
+            self._send((*_BASES[base][: keep * self.scale], *behind), new_tokens)
+        self.run(steps)
+
+    def _send(self, tokens: tuple[int, ...], new_tokens: int) -> None:
         self.count += 1
         rid = f"r{self.count}"
         self.sent.append(rid)
-        self.engine.send(rid, (*_BASES[base][: keep * self.scale], *behind), new_tokens)
+        self.engine.send(rid, tokens, new_tokens)
 
     @rule(which=st.integers(0, 30), more=st.sampled_from((0, 1, 5)))
     @precondition(lambda self: self.sent)
@@ -67,9 +72,8 @@ class Workload(RuleBasedStateMachine):
             return
         req = self.engine.requests[known[which % len(known)]]
         tokens = (*req.origin_input_ids, *req.output_ids)[: 70 * self.scale]
-        self.count += 1
-        self.sent.append(f"r{self.count}")
-        self.engine.send(f"r{self.count}", (*tokens, *range(1, 1 + more)), 2)
+        self._send((*tokens, *range(1, 1 + more)), 2)
+        self.run(3)
 
     @rule(steps=st.integers(1, 8))
     def run(self, steps: int) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from hypothesis.stateful import run_state_machine_as_test
+
 from model.engine import Engine, Settings, enter_stand
 from model.machine import Workload
 from model.truth import Tally

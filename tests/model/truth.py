@@ -6,14 +6,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from kvwitness.patches.digests import grid_for
+from soundness.compare import compare
+
 from kvwitness.collectors.journal import Journal, read_journal
+from kvwitness.patches.digests import grid_for
 from kvwitness.patches.schema.events import ReleaseState
 from kvwitness.tracer.judgement import Judgement, judge
 from kvwitness.tracer.ledger.facts import InstanceFacts
 from kvwitness.tracer.model import Grade, RangeVerdict, RequestVerdict, Tier
 from model.engine import Engine, Prefix
-from soundness.compare import compare
 
 _CLAIMED = (Grade.CONFIRMED, Grade.VERIFIED)
 
@@ -161,6 +162,6 @@ def _add(tally: Tally, verdict: RequestVerdict, r: RangeVerdict) -> None:
         tally.counts[f"tokens confirmed {r.tier.value}"] += r.tokens
     elif r.tier is Tier.RECOMPUTED:
         tally.counts["tokens recomputed"] += r.tokens
-    else:
+    elif r.tier in (Tier.L1, Tier.L2):
         missing = ", ".join(sorted({link.link.value for link in r.missing})) or r.reason.value
         tally.missed[f"{r.tier.value}: {missing}"] += r.tokens

@@ -191,15 +191,20 @@ class _Runner:
         if options.second_hit:
             self._settle(self._send("A", workload.prompt_a))
         self._snapshot("A")
-        self.progress.phase("B: the same prefix, another question")
-        self._settle(self._send("B", workload.prompt_b))
+        self.progress.phase("B: the next turn" if options.turns else "B: the same prefix, another question")
+        prompt_b = workload.prompt_b
+        if options.turns:
+            prompt_b = (*workload.prompt_a, *(first.output_ids or ()), *workload.question_b)
+        second = self._send("B", prompt_b)
+        self._settle(second)
         self._snapshot("B")
-        self._evict(first)
+        again = second if options.turns else first
+        self._evict(again)
         self._snapshot("evict")
         if options.flush_between_bc:
             self._flush()
-        self.progress.phase("C: the same prompt as A")
-        settled = self._settle(self._send("C", workload.prompt_a))
+        self.progress.phase(f"C: the same prompt as {'B' if options.turns else 'A'}")
+        settled = self._settle(self._send("C", prompt_b if options.turns else workload.prompt_a))
         self._snapshot("C")
         if settled is False:
             # SGLang 0.4 takes note of a completed load only when another request comes (get_new_batch_prefill).
