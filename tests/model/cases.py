@@ -126,8 +126,7 @@ def split_after_backup(engine: Engine) -> dict[str, Any]:
     story.serve("b", (*A[:80], *other("b", 60)))
     story.evict()
     story.serve("c", A)
-    loads = [event for event in story.events(ev.LoadQueued)]
-    return {"loaded": [event.tokens for event in loads], **story.told()}
+    return {"loaded": [event.tokens for event in story.events(ev.LoadQueued)], **story.told()}
 
 
 def split_while_loading(engine: Engine) -> dict[str, Any]:
@@ -156,19 +155,6 @@ def merged_acknowledgement(engine: Engine) -> dict[str, Any]:
     return {"nodes": max(len(event.nodes) for event in copies), **story.told()}
 
 
-def not_admitted(engine: Engine) -> dict[str, Any]:
-    """A load-back is queued, then there is no room for the rest of the prompt: admitted later, matched in L1."""
-    story = Story(engine)
-    adder = type("Adder", (), {})
-    policy = __import__("sglang.srt.managers.schedule_policy", fromlist=["PrefillAdder"])
-    story.serve("a", A)
-    story.evict()
-    engine.send("c", (*A, *other("c", 40)), 1)
-    original = policy.PrefillAdder._prefill_one_req if hasattr(policy.PrefillAdder, "_prefill_one_req") else None
-    del adder, original
-    return story.told()
-
-
 def overlapping_loads(engine: Engine) -> dict[str, Any]:
     """Two requests arrive together and need overlapping prefixes from L2: who loads what, and the server's counters."""
     story = Story(engine)
@@ -181,12 +167,14 @@ def overlapping_loads(engine: Engine) -> dict[str, Any]:
     engine.send("d", longer, 1)
     story.finish()
     after = [engine.counter(f"sglang:load_back_{what}_total") for what in ("tokens", "bytes")]
-    loads = {verdict.rid: verdict.load_backs for verdict in story.judged().verdicts}
-    own = [
-        sum(load.tokens for found in loads.values() for load in found),
-        sum(load.bytes or 0 for found in loads.values() for load in found),
-    ]
-    return {"counters": [b - a for a, b in zip(before, after, strict=True)], "own": own, **story.told()}
+    loads = [load for verdict in story.judged().verdicts for load in verdict.load_backs]
+    # One transfer may serve several requests: its bytes are told with each, and count once.
+    transfers = {load.transfer: load.bytes for load in loads}
+    return {
+        "server": [b - a for a, b in zip(before, after, strict=True)],
+        "product": [sum(load.tokens for load in loads), sum(transfers.values())],
+        **story.told(),
+    }
 
 
 CASES: dict[str, Callable[[Engine], dict[str, Any]]] = {

@@ -65,7 +65,12 @@ class Settings:
             "--max-running-requests": "8",
             "--log-level": "error",
         }
-        flags = ["--enable-hierarchical-cache", "--disable-overlap-schedule", "--enable-cache-report", "--enable-metrics"]
+        flags = [
+            "--enable-hierarchical-cache",
+            "--disable-overlap-schedule",
+            "--enable-cache-report",
+            "--enable-metrics",
+        ]
         return [part for pair in pairs.items() for part in pair] + flags
 
 

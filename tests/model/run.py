@@ -18,6 +18,7 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from model.cases import CASES
 from model.engine import Engine, Settings, enter_stand
 from model.machine import Workload
 from model.truth import Tally
@@ -39,6 +40,7 @@ def main() -> int:
     parser.add_argument("--workloads", type=int, default=100, help="for each setting")
     parser.add_argument("--steps", type=int, default=30, help="rules of a workload")
     parser.add_argument("--settings", type=int, nargs="*", default=range(len(SETTINGS)), help="by number")
+    parser.add_argument("--cases", action="store_true", help="before that, the situations of model.cases")
     parser.add_argument("--random", action="store_true", help="other workloads on every run")
     arguments = parser.parse_args()
     enter_stand()
@@ -64,6 +66,9 @@ def main() -> int:
 def _run(chosen: Settings, arguments: argparse.Namespace) -> None:
     os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = chosen.tree_core
     Workload.engine, Workload.tally = Engine(chosen, arguments.model), Tally()
+    if arguments.cases and chosen == SETTINGS[0]:
+        for name, case in CASES.items():
+            print(json.dumps({"case": name, "told": case(Workload.engine)}), flush=True)
     began = time.monotonic()
     try:
         run_state_machine_as_test(
