@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 LINKS := $(addprefix .links/kvwitness/,patches tracer collectors)
 PYTEST_ARGS ?=
 
-.PHONY: venv stand demo demo-jaeger matrix jaeger browser bench lint format typecheck test test-browser test-quick test-slow soundness soak test-releases wheels support clean
+.PHONY: venv stand demo demo-jaeger matrix jaeger browser bench lint format typecheck test test-browser test-quick test-slow soundness soundness-model soak matrix-settings test-releases wheels support clean
 
 venv: $(VENV)/.installed
 
@@ -94,6 +94,13 @@ soundness: venv
 # Random load on a real server for an hour: do ledger and pools agree at its end? SOAK_ARGS='--minutes 5'
 soak: venv stand
 	$(BIN)/python tests/soundness/soak.py $(SOAK_ARGS)
+# Random workloads on SGLang's own caches, the ledger against the bytes in the pools: about a quarter of an hour.
+soundness-model: venv stand
+	$(BIN)/python tests/model/start.py --workloads 60 $(MODEL_ARGS)
+
+# A, B, C under every setting that the stand runs, each row judged by the independent checker, too.
+matrix-settings: venv stand
+	$(BIN)/python tests/soundness/settings.py $(SETTINGS_ARGS)
 
 # Wheels of the SGLang releases that docs/support.md is made from (about 300 MB), kept outside the checkout.
 wheels: venv

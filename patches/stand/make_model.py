@@ -1,8 +1,9 @@
 """Write a tiny random model and its tokenizer: `python -m kvwitness.patches.stand.make_model KIND FOLDER`.
 
-KIND is `qwen2` (dense, grouped-query attention) or `dsv2` (DeepSeek-V2-like: MLA, all layers dense). Both
-have 4 layers, 128 hidden units and 1,024 token ids, about 3 MB. The seed is fixed. They are made so that
-a prompt's tokens tell whether its cached prefix is right:
+KIND is `qwen2` (dense, grouped-query attention), `dsv2` (DeepSeek-V2-like: MLA, all layers dense), `mellum` (every
+other layer attends to a window of 256 tokens) or `lfm2` (every other layer is a convolution with a state). All have
+4 layers, 128 hidden units and 1,024 token ids. The first two are about 3 MB, with a fixed seed; the others have no
+weights: `--load-format dummy`. The weights are made so that a prompt's tokens tell whether its cached prefix is right:
 
 - float32, because in bfloat16 the two best logits are often within one rounding step, and a prefix read
   from the cache could give other tokens than a computed one with nothing wrong;
@@ -157,7 +158,46 @@ def dsv2() -> tuple[dict[str, Any], Shapes]:
     return config, shapes
 
 
-KINDS = {"qwen2": qwen2, "dsv2": dsv2}
+def mellum() -> tuple[dict[str, Any], Shapes]:
+    """The configuration of the hybrid model with sliding-window layers; without weights."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    config = COMMON | {
+        "architectures": ["MellumForCausalLM"],
+        "model_type": "mellum",
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "sliding_window": 256,
+        "moe_intermediate_size": 64,
+        "num_experts_per_tok": 2,
+        "num_experts": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2),
+        "mlp_layer_types": ["dense"] * LAYERS,
+        "rope_parameters": {"full_attention": rope, "sliding_attention": rope},
+        "torch_dtype": "bfloat16",
+        "attention_bias": False,
+    }
+    return config, {}
+
+
+def lfm2() -> tuple[dict[str, Any], Shapes]:
+    """The configuration of the hybrid model with convolution states; without weights."""
+    config = COMMON | {
+        "architectures": ["Lfm2ForCausalLM"],
+        "model_type": "lfm2",
+        "num_key_value_heads": 2,
+        "norm_eps": 1e-5,
+        "conv_L_cache": 3,
+        "conv_bias": False,
+        "block_auto_adjust_ff_dim": False,
+        "layer_types": ["conv", "full_attention"] * (LAYERS // 2),
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "pad_token_id": 0,
+    }
+    return config, {}
+
+
+KINDS = {"qwen2": qwen2, "dsv2": dsv2, "mellum": mellum, "lfm2": lfm2}
 
 
 def _weights(shapes: Shapes) -> dict[str, torch.Tensor]:
@@ -210,7 +250,8 @@ def _write_tokenizer(folder: Path) -> None:
 def write_model(kind: str, folder: Path) -> None:
     """Write the model `kind` into `folder`, which exists. Raises KeyError on another kind."""
     config, shapes = KINDS[kind]()
-    save_file(_weights(shapes), str(folder / "model.safetensors"), metadata={"format": "pt"})
+    if shapes:
+        save_file(_weights(shapes), str(folder / "model.safetensors"), metadata={"format": "pt"})
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 0})
     _write_tokenizer(folder)

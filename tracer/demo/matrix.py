@@ -67,7 +67,7 @@ def _attempted(release: str, out: Path, progress: Progress) -> MatrixRow:
         result = run_demo(DemoOptions(release=release), out, progress)
         if result.run.interrupted:
             raise KeyboardInterrupt
-        row = _row(release, result, attempt)
+        row = row_of(release, result, attempt)
         if row.right or not _read_too_early(result) or _is_right("C", _verdicts(result)["C"]):
             break
         progress.phase(f"SGLang {release} did not wait for its load-back: once more")
@@ -89,12 +89,13 @@ def _verdicts(result: DemoResult) -> dict[str, RequestVerdict | None]:
     return {s: latest.get(record.rid) if record is not None else None for s, record in records.items()}
 
 
-def _row(release: str, result: DemoResult, attempt: int) -> MatrixRow:
-    records = {series: one_of_series(result.run.records, series) for series in "AC"}
+def row_of(release: str, result: DemoResult, attempt: int = 1, repeated: str = "A") -> MatrixRow:
+    """What a demo came to. ``repeated``: the request whose prompt C sends again."""
+    records = {series: one_of_series(result.run.records, series) for series in (repeated, "C")}
     verdicts = _verdicts(result)
     instance = _instance(result.bundle.path)
     hooks = relevant_hooks(instance) if instance is not None else []
-    same = _same_answer(records["A"], records["C"])
+    same = _same_answer(records[repeated], records["C"])
     facts = instance.facts if instance is not None else {}
     return MatrixRow(
         release=release,

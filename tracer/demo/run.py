@@ -23,7 +23,7 @@ from kvwitness.tracer.protocol.observer import JournalObserver
 from kvwitness.tracer.protocol.options import AbcOptions
 from kvwitness.tracer.spans.otlp_json import span_lines
 from kvwitness.tracer.stand.environment import ensure_environment
-from kvwitness.tracer.stand.model import ensure_model
+from kvwitness.tracer.stand.model import ModelKind, ensure_model
 from kvwitness.tracer.stand.paths import stand_path
 from kvwitness.tracer.stand.progress import Progress
 from kvwitness.tracer.stand.releases import NEWEST
@@ -31,6 +31,8 @@ from kvwitness.tracer.stand.server import ServerOptions, StandServer
 
 WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
 TreeCore = Literal["rust", "python"]
+IoBackend = Literal["direct", "kernel"]
+MemLayout = Literal["layer_first", "page_first", "page_first_direct", "page_head"]
 
 
 class DemoOptions(msgspec.Struct, frozen=True):
@@ -43,7 +45,19 @@ class DemoOptions(msgspec.Struct, frozen=True):
     tree_core: TreeCore | None = None
     page_size: int = 16
     overlap: bool = False
+    io_backend: IoBackend = "direct"
+    mem_layout: MemLayout = "layer_first"
     tp_size: int = 1
+    dp_size: int = 1
+    model: ModelKind = "qwen2"
+    server_args: tuple[str, ...] = ()
+    """More of SGLang's own arguments."""
+    server_env: dict[str, str] = {}
+    max_total_tokens: int = 4096
+    """Device pool."""
+    turns: bool = False
+    """A, B and C are turns of one conversation: B goes on where A's answer ended, C is B again. For models whose
+    state is kept at the end of a request only."""
     prefix_tokens: int = 1500
     second_hit: bool = False
     digest: str = ""
@@ -69,7 +83,7 @@ def run_demo(options: DemoOptions, out: Path, progress: Progress, *, replace: bo
     journals and the server's log stay in a folder that the error names, or in the bundle.
     """
     environment = ensure_environment(progress, release=options.release)
-    model = ensure_model(environment, progress)
+    model = ensure_model(environment, progress, options.model)
     variant = options.variant
     workdir = Path(tempfile.mkdtemp(prefix="kvwitness-demo-"))
     journals = workdir / "journals"
@@ -78,13 +92,19 @@ def run_demo(options: DemoOptions, out: Path, progress: Progress, *, replace: bo
         tree_core=options.tree_core,
         page_size=options.page_size,
         overlap=options.overlap,
+        io_backend=options.io_backend,
+        mem_layout=options.mem_layout,
+        max_total_tokens=options.max_total_tokens,
         tp_size=options.tp_size,
+        dp_size=options.dp_size,
+        extra_args=options.server_args,
         hicache_ratio=variant.hicache_ratio,
         faults=variant.stand_fault,
         extra_env={
             "KVWITNESS_DIR": str(journals),
             "KVWITNESS_FAULT": variant.recorder_fault,
             "KVWITNESS_DIGEST": options.digest or variant.digest,
+            **options.server_env,
             **_python_path(options.overlay),
         },
     )
@@ -113,6 +133,8 @@ def _protocol(options: DemoOptions) -> AbcOptions:
         evict_host=options.variant.evict_host,
         flush_between_bc=options.variant.flush,
         second_hit=options.second_hit,
+        turns=options.turns,
+        dp_rank=0 if options.dp_size > 1 else None,
         seed=options.seed,
     )
 

@@ -619,7 +619,7 @@ class Ledger:
             load.duration_ns = event.duration_ns if event.duration_ns >= 0 else None
             if load.epoch == self._epoch:
                 queued = load.queued
-                self._tree.loaded(queued.start, queued.end, load.path, load.rid, queued.seq, moment)
+                self._tree.loaded(queued.start, queued.end, load.rid, queued.seq, moment)
 
     def _load_waited(self, event: ev.LoadWaited, moment: ft.Moment) -> None:
         loads = [load for load in self._loads if load.transfer == event.transfer]

@@ -39,6 +39,8 @@ class Node:
     """The nodes that it was split off from."""
     computed: Moment | None = None
     """The prefill pass that computed it, when that is what made it resident."""
+    seen: int = 0
+    """When an event last showed it to be in the tree, in looks of the view."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,9 @@ class TreeView:
         self._nodes: dict[int, Node] = {}
         self._by_start: dict[int, set[int]] = {}
         self._moved: list[tuple[int, str]] = []
+        self._looks = 0
+        self._loading: dict[int, list[int]] = {}
+        """Load-back -> the nodes that it brings, those that were split off from them meanwhile included."""
 
     # --- structure -----------------------------------------------------------------------------------
 
@@ -76,6 +81,7 @@ class TreeView:
     def follow(self, path: tuple[PathNode, ...], chain: Chain | None) -> list[Node]:
         """The nodes of a path that the tree reported for a sequence; splits since the last look are applied."""
         on_path = {step.node for step in path}
+        self._looks += 1
         nodes: list[Node] = []
         for step in path:
             node = self._nodes.get(step.node)
@@ -91,6 +97,7 @@ class TreeView:
                     self._moved.append((last.seq, f"node {node.id} has other positions than it had"))
                 self._move_start(node, step.start)
                 node.end = step.end
+            node.seen = self._looks
             if node.chain is None:
                 node.chain = chain
             elif shared_prefix(chain, node.chain, step.end) == -1:
@@ -114,12 +121,17 @@ class TreeView:
             shared = shared_prefix(chain, other.chain, step.end)
             if shared != -1 and (number in on_path or (shared is not None and shared > step.start)):
                 candidates.append(other)
+        # For the same reason they cannot have been in the tree at the same time: it is the one that was seen last.
+        last = max((other.seen for other in candidates), default=0)
+        candidates = [other for other in candidates if other.seen == last]
         if len(candidates) != 1:
             return self._place(Node(step.node, step.start, step.end, chain, known=False))
         whole = candidates[0]
         points = {at: digest for at, digest in whole.points.items() if at <= step.end}
         part = replace(whole, id=step.node, end=step.end, was=whole.was | {whole.id}, points=points)
         self._move_start(whole, step.end)
+        if part.load in self._loading:
+            self._loading[part.load].append(part.id)
         return self._place(part)
 
     # --- residency -----------------------------------------------------------------------------------
@@ -163,6 +175,8 @@ class TreeView:
         elif (node.start, node.end) != (event.start, event.end):
             node.known, node.doubt = False, True
             return f"node {node.id} was found with other positions than it had"
+        self._looks += 1
+        node.seen = self._looks
         if event.l1 == AtAttach.RESIDENT and node.evicted is not None and node.load is None:
             return f"node {node.id} was found in L1, and no event brought it back"
         if event.l1 == AtAttach.ABSENT and (node.resident is not None or node.load is not None):
@@ -192,11 +206,12 @@ class TreeView:
         for node in self._within(start, end, path):
             self._close_node(node, at)
             node.load = load
+            self._loading.setdefault(load, []).append(node.id)
 
-    def loaded(self, start: int, end: int, path: tuple[PathNode, ...], rid: str | None, load: int, at: Moment) -> None:
+    def loaded(self, start: int, end: int, rid: str | None, load: int, at: Moment) -> None:
         """It completed: the nodes are in L1."""
-        for node in self._within(start, end, path):
-            if node.resident is None and node.load == load:
+        for node in (self._nodes[number] for number in self._loading.pop(load, ())):
+            if start <= node.start and node.end <= end and node.resident is None and node.load == load:
                 node.resident, node.resident_by, node.computed = at, rid, None
                 node.evicted = node.evicted_how = node.evicted_call = None
 
@@ -224,6 +239,8 @@ class TreeView:
             node = self._place(Node(number, start, end, None, known=False))
         elif node.start != start and node.end == end and start >= 0:
             self._move_start(node, start)
+        self._looks += 1
+        node.seen = self._looks
         if how in (Eviction.STAGED, Eviction.KEPT):
             return node.chain.rid if node.chain else None
         self._close_node(node, moment)
@@ -255,6 +272,7 @@ class TreeView:
             self._close_node(node, until)
         self._nodes.clear()
         self._by_start.clear()
+        self._loading.clear()
 
     def contradictions(self, path: tuple[PathNode, ...], moment: Moment) -> list[tuple[int, str]]:
         """Where the tree's own word on a path differs from the ledger's: since which event, and what was missed.

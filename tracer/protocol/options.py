@@ -49,6 +49,8 @@ class AbcOptions(msgspec.Struct, frozen=True):
     second_hit: bool = False
     """Send A's prompt once more before the eviction, so that all of it (not only what it shares with B) has
     been hit twice: write_through_selective backs up nothing that was hit once."""
+    turns: bool = False
+    """B is A's prompt, A's answer and B's question: the next turn of a conversation; C is B again."""
     flush_between_bc: bool = False
     """Fault variant: empty the server's cache right before C."""
     control: bool = False

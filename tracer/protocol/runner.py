@@ -159,17 +159,25 @@ class Runner:
             )
         if options.second_hit:
             self._series("A", [one for one in rounds if one.number in first], wave)
-        self._phase("B: the same prefix, another question", wave)
-        self._series("B", [one for one in rounds if one.number in first], wave)
-        self._evict(first, wave)
+        turns = options.turns
+        rounds = [self._next_turn(one, first[one.number]) if turns else one for one in rounds if one.number in first]
+        self._phase("B: the next turn" if turns else "B: the same prefix, another question", wave)
+        second = self._series("B", rounds, wave)
+        again = [one for one in rounds if one.number in second] if turns else rounds
+        self._evict(second if turns else first, wave)
         if options.flush_between_bc:
             self._flush()
-        self._phase("C: the same prompt as A", wave)
-        again = [one for one in rounds if one.number in first]
+        self._phase(f"C: the same prompt as {'B' if turns else 'A'}", wave)
         settled = self._series_unsettled("C", again, wave)
         if settled is False and again:
             # SGLang 0.4 takes note of a completed load only when another request comes (get_new_batch_prefill).
             self._settle(self._send("nudge", [(_tail(again[-1].prompt_a), None)]))
+
+    def _next_turn(self, one: Round, answered: RequestRecord) -> Round:
+        """The round whose B goes on where A's answer ended, and whose C is B again."""
+        question = one.prompt_b.ids[one.prefix_tokens :]
+        turn = Prompt((*one.prompt_a.ids, *(answered.output_ids or ()), *question))
+        return msgspec.structs.replace(one, prompt_a=turn, prompt_b=turn)
 
     def _series(self, series: str, rounds: Sequence[Round], wave: Wave) -> dict[int, RequestRecord]:
         """Send one series of a wave, wait for its copies, and look whether the server is still the same one."""

@@ -14,7 +14,7 @@ from kvwitness.tracer.stand.paths import patches_folder, stand_path
 from kvwitness.tracer.stand.places import stand_home
 from kvwitness.tracer.stand.progress import Progress
 
-ModelKind = Literal["qwen2", "dsv2"]
+ModelKind = Literal["qwen2", "dsv2", "mellum", "lfm2"]
 _MODULE = "kvwitness.patches.stand.make_model"
 
 

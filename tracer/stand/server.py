@@ -63,6 +63,7 @@ class ServerOptions:
     tree_core: Literal["rust", "python"] | None = None
     """The radix tree's core; None leaves SGLang's default, which is rust in 0.5.23."""
     tp_size: int = 1
+    dp_size: int = 1
     overlap: bool = False
     """Whether SGLang schedules the next batch while one runs. SGLang's own default is on; off makes the
     order of events in a log that of their causes."""
@@ -93,6 +94,8 @@ class ServerOptions:
             "--mem-fraction-static": "0.5",
             "--tp-size": str(self.tp_size),
         }
+        if self.dp_size > 1:
+            arguments["--dp-size"] = str(self.dp_size)
         if known.mem_layouts:
             arguments["--hicache-mem-layout"] = self.mem_layout
         if known.both_attention_backends:
@@ -238,10 +241,11 @@ class StandServer:
             env[FAULT_VARIABLE] = self.options.faults
         if self.options.tree_core is not None:
             env["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = self.options.tree_core
-        if self.options.tp_size > 1:
+        ranks = self.options.tp_size * self.options.dp_size
+        if ranks > 1:
             # SGLang gives each rank a NUMA node and stops where there are fewer nodes than ranks.
             cores = os.cpu_count() or 1
-            binds = (str(rank % cores) for rank in range(self.options.tp_size))
+            binds = (str(rank % cores) for rank in range(ranks))
             env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(binds)
         return env | dict(self.options.extra_env)
 
