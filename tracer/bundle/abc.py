@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,9 +10,8 @@ import msgspec
 
 from kvwitness.collectors.environment import HostFacts, ServerProcesses
 from kvwitness.collectors.metrics import stamped
-from kvwitness.tracer.bundle.ending import REACHED_ITS_END, STOPPED
 from kvwitness.collectors.model_files import ModelFiles
-from kvwitness.tracer.bundle.layout import one_line
+from kvwitness.tracer.bundle.ending import REACHED_ITS_END, STOPPED
 from kvwitness.tracer.bundle.summary import PROCESSES, RAW
 from kvwitness.tracer.bundle.write import BundleInputs
 from kvwitness.tracer.protocol.abc import AbcRun

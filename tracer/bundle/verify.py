@@ -11,8 +11,8 @@ from kvwitness.tracer import judgement
 from kvwitness.tracer.bundle.compare import first_difference
 from kvwitness.tracer.bundle.counters import window_of
 from kvwitness.tracer.bundle.layout import (
-    ENVELOPE,
     CONTROL,
+    ENVELOPE,
     ENVIRONMENT,
     MANIFEST,
     MANIFEST_HASH,

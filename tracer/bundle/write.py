@@ -23,8 +23,8 @@ from kvwitness.tracer.bundle.crate import render_crate
 from kvwitness.tracer.bundle.errors import BundleError
 from kvwitness.tracer.bundle.layout import (
     BUNDLE_SCHEMA,
-    CRATE,
     CONTROL,
+    CRATE,
     ENVIRONMENT,
     MANIFEST,
     MANIFEST_HASH,
@@ -47,8 +47,8 @@ from kvwitness.tracer.bundle.layout import (
 from kvwitness.tracer.bundle.reports import reports_by_rid
 from kvwitness.tracer.bundle.snapshot import snapshot_bytes
 from kvwitness.tracer.bundle.spans import SpanLines, span_file
-from kvwitness.tracer.bundle.statement import encode_statement, make_statement
 from kvwitness.tracer.bundle.spare import Spare
+from kvwitness.tracer.bundle.statement import encode_statement, make_statement
 from kvwitness.tracer.bundle.summary import render_summary
 from kvwitness.tracer.bundle.version import kvwitness_version
 from kvwitness.tracer.bundle.witnesses import DERIVED, derive_outside, encode_outside, witness_path

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from kvwitness.tracer.bundle.abc import why_stopped
+from kvwitness.tracer.bundle.ending import why_stopped
 from kvwitness.tracer.bundle.layout import sha256
 from kvwitness.tracer.bundle.read import journal_names, open_bundle
 from kvwitness.tracer.bundle.source import open_source

@@ -11,8 +11,6 @@ import msgspec
 from kvwitness.tracer import judgement
 from kvwitness.tracer.bundle.counters import window_of
 from kvwitness.tracer.bundle.ending import why_stopped
-from kvwitness.tracer.bundle.layout import Manifest, encode_manifest, sha256
-from kvwitness.tracer.bundle.read import open_bundle, read_bundle_journals, read_bundle_metrics
 from kvwitness.tracer.bundle.errors import BundleError
 from kvwitness.tracer.bundle.layout import CONTROL, Manifest, encode_manifest, sha256
 from kvwitness.tracer.bundle.read import holds_control, open_bundle, read_bundle_journals, read_bundle_metrics
