@@ -78,7 +78,7 @@ def test_a_tensor_parallel_rank_that_was_not_recorded_lowers_every_claim_and_is_
         assert verdict.grade is Grade.REPORTED
         assert verdict.sentence == (
             f"{verdict.tier} read reported by the server, not confirmed: missing link record_complete "
-            "(the request ran on 2 ranks, 1 of them were recorded)"
+            f"(the request ran on 2 ranks, 1 of them were recorded, not tp {1 - left})"
         )
 
 

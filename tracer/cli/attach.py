@@ -79,7 +79,7 @@ def attach(
     confirmed ("resident at attach").
 
     \b
-    Examples:
+    Example:
       kvwitness attach --url http://127.0.0.1:30000
       kvwitness attach --url http://127.0.0.1:30000 --live --dir /data/kvw
       kvwitness attach --outside --url http://127.0.0.1:30000 --out bundle
