@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from google.protobuf import json_format
 from in_toto_attestation.v1 import statement_pb2
@@ -131,6 +132,18 @@ def test_signature_valid(
     assert outcome_of(report) is Outcome.VALID
     assert verify_bundle(path).ok  # without the key, too
     assert outcome_of(verify_bundle(path)) is Outcome.NOT_CHECKED
+
+
+def test_the_envelope_is_plain_dsse(signed: Path, key: Path) -> None:
+    """Checked by hand, without the library that made it."""
+    envelope = json.loads((signed / "statement.dsse.json").read_text())
+    kind, payload = envelope["payloadType"].encode(), base64.b64decode(envelope["payload"])
+    assert (kind, payload) == (b"application/vnd.in-toto+json", (signed / "statement.json").read_bytes())
+    encoded = b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
+    public = load_pem_public_key(key.with_name("me.pem.pub").read_bytes())
+    assert isinstance(public, Ed25519PublicKey)
+    (signature,) = envelope["signatures"]
+    public.verify(base64.b64decode(signature["sig"]), encoded)  # raises when it is not
 
 
 def test_wrong_key(signed: Path, tmp_path: Path, public: PublicKey) -> None:

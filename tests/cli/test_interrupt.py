@@ -45,7 +45,8 @@ def test_ctrl_c_leaves_a_bundle_that_says_so(kvwitness: Command, program: list[s
     assert f"bundle: {out}" in stdout
     assert "the run did not reach its end: interrupted by the user after 2 requests" in stderr
     assert "Traceback" not in stderr
-    assert verify_bundle(out).ok
+    # As the command does: the judge of this process's tests is not the one that the bundle was written with.
+    subprocess.run([*program, "verify", str(out)], check=True, capture_output=True)
     bundle = open_bundle(out)
     assert series(bundle) == ["A", "B"]
     assert bundle.requests[0].error is None
