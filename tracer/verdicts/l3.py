@@ -1,4 +1,4 @@
-"""Why what was computed again did not come from storage (L3), as far as the events say."""
+"""Storage (L3): whether it filled the slots that were read, and why what was computed again did not come from it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ from collections.abc import Sequence
 import msgspec
 
 from kvwitness.patches.schema.events import StorageWork
-from kvwitness.tracer.ledger.facts import Moment, RequestFacts, Storage, StorageChange, StorageTry
+from kvwitness.tracer.ledger.facts import (
+    LoadSegment,
+    Moment,
+    Prefetch,
+    RequestFacts,
+    Storage,
+    StorageChange,
+    StorageTry,
+)
 from kvwitness.tracer.model import EventRef, Grade, Link, LinkEvidence, RangeVerdict, Reason, Tier
-from kvwitness.tracer.verdicts.links import REMEDY
+from kvwitness.tracer.verdicts.links import REMEDY, Evidence
 from kvwitness.tracer.verdicts.view import InstanceView
 
 _NOT_READ = (Reason.RECOMPUTED, Reason.NEVER_BACKED_UP, Reason.LEFT_L2_BEFORE_READ)
@@ -23,6 +31,27 @@ class Story(msgspec.Struct, frozen=True):
     reason: Reason | None = None
     """In place of the range's own."""
     remedy: str = ""
+
+
+def link_prefetched(
+    evidence: Evidence, view: InstanceView, request: RequestFacts, prefetch: Prefetch, segment: LoadSegment
+) -> None:
+    """Link "prefetched": the slots were filled from storage for this request, between its queueing and its match."""
+    match = request.match
+    asked = next((t for t in view.instance.storage.tries if t.moment == prefetch.asked), None)
+    if not segment.aligned:
+        evidence.miss(Link.PREFETCHED, "the prefetch filled the slots for other positions", prefetch.done)
+    elif asked is None or asked.what != "issued":
+        evidence.miss(Link.PREFETCHED, "a prefetch ended that was not seen to be asked for", prefetch.done)
+    elif asked.start != prefetch.start or prefetch.completed > asked.tokens:
+        detail = "the prefetch ended for other tokens than it was asked for"
+        evidence.miss(Link.PREFETCHED, detail, prefetch.asked, prefetch.done)
+    elif match is None or not request.queued.seq < asked.moment.seq < prefetch.done.seq < match.moment.seq:
+        detail = "the prefetch did not lie between the request's queueing and its match"
+        evidence.miss(Link.PREFETCHED, detail, prefetch.asked, prefetch.done)
+    else:
+        detail = f"{prefetch.loaded} tokens from storage, from token {prefetch.start + prefetch.existing} on"
+        evidence.hold(Link.PREFETCHED, detail, prefetch.asked, prefetch.done)
 
 
 def with_storage(view: InstanceView, request: RequestFacts, ranges: Sequence[RangeVerdict]) -> list[RangeVerdict]:
