@@ -76,9 +76,10 @@ def _after_asked_by_id(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwar
     rid = argument(args, kwargs, 1, "req_id")
     node = argument(args, kwargs, 2, "last_host_node")
     start = max(w.span_of(node)[1], 0)
-    w.storage_starts[rid] = start
-    tokens = len(argument(args, kwargs, 3, "new_input_tokens"))
-    w.emit(PrefetchAsked, w.text(rid), int(node.id), start, tokens, int(rid in tree.ongoing_prefetch))
+    tokens, issued = len(argument(args, kwargs, 3, "new_input_tokens")), rid in tree.ongoing_prefetch
+    if issued:
+        w.storage_starts[rid] = start
+    w.emit(PrefetchAsked, w.text(rid), int(node.id), start, tokens, int(issued))
 
 
 def _enter_check_by_id(w: Witness, args: Args, kwargs: Kwargs) -> Any:

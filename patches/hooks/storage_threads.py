@@ -19,6 +19,8 @@ from kvwitness.patches.witness import Witness
 BASE = ("sglang.srt.managers.cache_controller", "HiCacheController")
 HYBRID = ("sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller", "HybridCacheController")
 
+_BATCH = "batch_hashes batch_host_indices extra_info kv_derived_transfers"
+
 
 def _rid(operation: Any) -> str:
     """The request that a prefetch is for; a backup is for none."""
@@ -71,6 +73,6 @@ HOOKS: tuple[Hook, ...] = (
     *(_hook(place, "_storage_hit_query", "", StorageWork.LOOK_UP, seen=_after_query) for place in (BASE, HYBRID)),
     # Where there is a batch below it, the transfer itself catches what that raises.
     _hook(BASE, "_page_transfer", "", StorageWork.READ),
-    _hook(BASE, "_page_transfer_kv_batch", "batch_hashes", StorageWork.READ),
+    _hook(BASE, "_page_transfer_kv_batch", _BATCH, StorageWork.READ),
     _hook(BASE, "_page_backup", "", StorageWork.WRITE, seen=_after_backup),
 )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from journal_tools import renumbered
 from soundness.compare import journal_as_read
-from soundness.simulate import Server
+from soundness.simulate import Node, Server
 
 from kvwitness.patches.schema import events as ev
 from kvwitness.tracer.judgement import judge
@@ -153,3 +153,51 @@ def test_a_detaching_that_was_refused_leaves_the_backend_attached() -> None:
     refused = (ev.StorageChanged, 0, 0, "Reject detach: scheduler is not idle.")
     verdict = story.play(asked(story), looked_up(story, 0), after_first=[refused])
     assert "missing in storage (L3)" in verdict.sentence
+
+
+def read_from_storage(stored: int = 64, drop: type[ev.Event] | None = None, **changed: Any) -> RequestVerdict:
+    """A, a flush, and A again: a prefetch brings ``stored`` tokens of it. ``changed``: fields of its end."""
+    server = Server(0, page=16, l1=400, l2=800, quiet=True)
+    server.emit(*TIER)
+    server.serve([(FIRST, A)])
+    server.flush()
+    match = server.match
+
+    def after_the_prefetch(rid: str, tokens: tuple[int, ...]) -> list[Node]:
+        number, slots = server.req(rid), server._pages(stored)
+        server.free = [slot for slot in server.free if slot not in slots]
+        server.emit(ev.PrefetchAsked, number, 1, 0, 64, 1)
+        server.emit(ev.StorageLookedUp, number, stored)
+        server.emit(ev.HostAlloc, 0, 0, len(server.free), server.runs(slots))
+        node = Node(server.new_node(), 0, A[:stored], server.root, device=False, slots=slots)
+        server.root.children.append(node)
+        done = {"start": 0, "completed": stored, "existing": 0, "loaded": stored, "deadline": 0}
+        server.emit(ev.PrefetchDone, number, *(done | changed).values(), server.runs(slots))
+        return match(rid, tokens)
+
+    server.match = after_the_prefetch  # type: ignore[method-assign]
+    server.serve([(REPEAT, A)])
+    events = [event for event in server.events if drop is None or not isinstance(event, drop)]
+    return judge([journal_as_read(renumbered(events))]).verdicts[-1]
+
+
+def test_what_storage_brought_for_the_request_is_an_l3_read() -> None:
+    verdict = read_from_storage()
+    assert (verdict.sentence, verdict.reason, verdict.tokens.l3) == ("L3 read confirmed", Reason.L3_READ, 64)
+
+
+@pytest.mark.parametrize("event", [ev.PrefetchAsked, ev.PrefetchDone, ev.LoadDone, ev.HostAlloc, ev.PrefillDone])
+def test_without_any_of_its_events_an_l3_read_is_not_confirmed(event: type[ev.Event]) -> None:
+    verdict = read_from_storage(drop=event)
+    assert verdict.grade not in (Grade.CONFIRMED, Grade.VERIFIED, Grade.RECOMPUTED), verdict.sentence
+
+
+@pytest.mark.parametrize("changed", [{"start": 16}, {"completed": 80, "loaded": 80}, {"loaded": 48, "existing": 16}])
+def test_a_prefetch_of_other_tokens_confirms_nothing(changed: dict[str, int]) -> None:
+    assert read_from_storage(**changed).grade is not Grade.CONFIRMED
+
+
+def test_a_part_of_it_from_storage_is_read_and_the_rest_is_computed() -> None:
+    verdict = read_from_storage(stored=32)
+    assert verdict.sentence == "L3 read confirmed"
+    assert (verdict.tokens.l3, verdict.tokens.recomputed) == (32, 33)
