@@ -115,6 +115,7 @@ def describe_instance(w: Witness) -> dict[str, Any]:
         "load_back_threshold": getattr(tree, "load_back_threshold", None),
         "host_memory_mode": getattr(tree, "host_memory_mode", None),
         "storage": bool(getattr(tree, "enable_storage", False)),
+        "storage_policy": getattr(tree, "prefetch_stop_policy", None),
         "digest_every": w.config.digest_every,
         "pools": [
             {

@@ -123,11 +123,17 @@ class Witness:
         """Copies launched inside the ``write`` that is running: they are recorded after it."""
         self.staged: list[tuple[int, int, int, int]] = []
         """write_back: nodes that left the tree's L1 and whose copy is not complete."""
+        self.prefetching: Any = None
+        """The request of whose prefetch from storage the tree looks whether it may end."""
+        self.host_inserted: tuple[int, int, bytes] | None = None
+        """What that put into L2: tokens, how many of them were there already, slots."""
         # --- tables
         self.chains: dict[str, Chain] = {}
         self.batches: dict[str, deque[int]] = {}
         self.transfer_of_write: dict[int, tuple[int, Any]] = {}
         self.transfer_of_load: dict[int, tuple[int, Any, int, int]] = {}
+        self.storage_starts: dict[str, int] = {}
+        """HiRadixCache: request id -> position from which on its prefetch was asked for."""
         self.handed_over: dict[int, int] = {}
         """SGLang 0.4: node -> tokens of the loads that wait for a batch to be ready."""
         self.thread_loads: list[tuple[int, tuple[int, ...], int]] = []

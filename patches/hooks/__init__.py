@@ -14,6 +14,7 @@ from kvwitness.patches.hooks import (
     layers,
     scheduler,
     storage,
+    storage_threads,
     unified_obj,
     unified_tree,
 )
@@ -33,5 +34,6 @@ def all_hooks() -> list[Hook]:
         *layers.HOOKS,
         *host_pool.HOOKS,
         *storage.HOOKS,
+        *storage_threads.HOOKS,
         *http.HOOKS,
     ]

@@ -778,6 +778,44 @@ class SnapshotEnd(Event):
     complete: int
 
 
+@_event(102, "Iq")
+@dataclass(frozen=True, slots=True)
+class StorageLookedUp(Event):
+    """The look-up for ``req``'s prefetch was answered: storage holds the next ``tokens`` of its prompt."""
+
+    req: int
+    tokens: int
+
+
+@_event(103, "BI", Tail.read_text)
+@dataclass(frozen=True, slots=True)
+class StorageFailed(Event):
+    """Something raised on a storage thread; ``work`` is a :class:`StorageWork`, ``req`` 0 for a backup."""
+
+    work: int
+    req: int
+    error: str
+
+
+class StorageWork:
+    """What a storage thread was doing."""
+
+    LOOK_UP: Final = 1
+    READ: Final = 2
+    WRITE: Final = 3
+
+    NAMES: Final = {LOOK_UP: "look-up", READ: "page transfer", WRITE: "backup"}
+
+
+@_event(104, "qq")
+@dataclass(frozen=True, slots=True)
+class StorageBackedUp(Event):
+    """The backup thread is through with one backup: ``completed`` of ``tokens`` tokens were written to storage."""
+
+    tokens: int
+    completed: int
+
+
 # --- content of pages --------------------------------------------------------------------------------
 
 

@@ -26,6 +26,7 @@ LINKS = {
     "controller.write": ["backed_up"],
     "controller.load": ["read"],
     "host_pool.free": ["resident_l2"],
+    "storage.handle_prefetch_result": ["prefetched"],
 }
 CONTENT = {"controller.start_writing": ["content"]}
 LAYERS = 2

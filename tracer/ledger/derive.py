@@ -23,6 +23,7 @@ from kvwitness.tracer.ledger.chains import Chain
 from kvwitness.tracer.ledger.digests import PageDigests
 from kvwitness.tracer.ledger.hostpool import Content, HostView
 from kvwitness.tracer.ledger.requests import OpenChunk, OpenRequest
+from kvwitness.tracer.ledger.storage import StorageView
 from kvwitness.tracer.ledger.tree import TreeView
 
 ANCHOR_POOL = 0
@@ -116,6 +117,7 @@ class Ledger:
         self._asked: dict[str, ft.Moment] = {}
         self._residencies: list[ft.Residency] = []
         self._pages = PageDigests()
+        self._storage = StorageView(self._name)
         self._attached = Unseen()
         self._found: list[ft.Found] = []
         self._epochs: list[ft.EpochFact] = []
@@ -164,6 +166,12 @@ class Ledger:
             ev.LoadDigested: self._pages.loaded,
             ev.PrefetchAsked: self._prefetch_asked,
             ev.PrefetchDone: self._prefetch_done,
+            ev.PrefetchRevoked: self._storage.revoked,
+            ev.StorageLookedUp: self._storage.looked_up,
+            ev.StorageFailed: self._storage.failed,
+            ev.StorageChanged: self._storage.changed,
+            ev.StorageBackupQueued: self._storage.backup_queued,
+            ev.StorageBackedUp: self._storage.backed_up,
             ev.SnapshotBegin: self._snapshot_begin,
             ev.InFlight: self._in_flight,
             ev.WaitingAtAttach: self._waiting_at_attach,
@@ -708,11 +716,13 @@ class Ledger:
     # --- L3 ------------------------------------------------------------------------------------------
 
     def _prefetch_asked(self, event: ev.PrefetchAsked, moment: ft.Moment) -> None:
+        self._storage.asked(event, moment)
         rid = self._name(event.req)
         if rid is not None and event.issued:
             self._asked[rid] = moment
 
     def _prefetch_done(self, event: ev.PrefetchDone, moment: ft.Moment) -> None:
+        self._storage.done(event, moment)
         rid = self._name(event.req)
         prefetch = ft.Prefetch(
             rid,
@@ -803,6 +813,7 @@ class Ledger:
             found=tuple(self._found),
             chains=self._chains,
             rejections=tuple(self._rejections),
+            storage=self._storage.freeze(),
             epochs=tuple(self._epochs),
             gaps=tuple(self._gaps),
             anomalies=tuple(self._anomalies),

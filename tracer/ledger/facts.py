@@ -248,6 +248,50 @@ class Prefetch(msgspec.Struct, frozen=True):
     done: Moment
 
 
+class StorageTry(msgspec.Struct, frozen=True):
+    """One step of a prefetch from storage."""
+
+    rid: str | None
+    what: str
+    """``issued``, ``declined``, ``looked_up``, ``revoked`` or ``done``."""
+    start: int
+    """Position from which on it was asked for; -1: this step does not say."""
+    tokens: int
+    """Asked for, found by the look-up, or new in L2."""
+    why: str
+    moment: Moment
+
+
+class StorageTrouble(msgspec.Struct, frozen=True):
+    """Something raised on a storage thread; ``work`` as :class:`~kvwitness.patches.schema.events.StorageWork`."""
+
+    work: int
+    rid: str | None
+    error: str
+    moment: Moment
+
+
+class StorageChange(msgspec.Struct, frozen=True):
+    """The storage backend was attached or detached on this rank, or that was refused (``ok`` False)."""
+
+    attach: bool
+    ok: bool
+    message: str
+    moment: Moment
+
+
+class Storage(msgspec.Struct, frozen=True):
+    """What the instance did with storage (L3); what that put into L2 is in the prefetches."""
+
+    tries: tuple[StorageTry, ...] = ()
+    troubles: tuple[StorageTrouble, ...] = ()
+    changes: tuple[StorageChange, ...] = ()
+    queued: tuple[Moment, ...] = ()
+    """Backups that were handed to the backend."""
+    written: tuple[tuple[int, int, Moment], ...] = ()
+    """Backups that it is through with: tokens, tokens written."""
+
+
 class MatchedNode(msgspec.Struct, frozen=True):
     """One node of a matched path, with what the ledger knew of it at that moment."""
 
@@ -411,6 +455,7 @@ class InstanceFacts(msgspec.Struct, frozen=True):
     last_ns: int = 0
     """Time of the last event."""
     rejections: tuple[Rejection, ...] = ()
+    storage: Storage = Storage()
 
     def wall_time_ns(self, t_ns: int) -> int:
         """Wall-clock time (ns since the epoch) of a monotonic reading of this instance."""

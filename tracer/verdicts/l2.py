@@ -13,13 +13,13 @@ from kvwitness.tracer.ledger.facts import (
     LoadSegment,
     MatchedNode,
     Moment,
-    Prefetch,
     RequestFacts,
     Residency,
 )
 from kvwitness.tracer.model import Link, RangeVerdict, Reason, Tier
 from kvwitness.tracer.verdicts.content import compare_content
 from kvwitness.tracer.verdicts.grading import graded
+from kvwitness.tracer.verdicts.l3 import link_prefetched
 from kvwitness.tracer.verdicts.links import AT_ATTACH, FOUND_IN_L1, FOUND_IN_L2, Evidence
 from kvwitness.tracer.verdicts.stay import link_stay
 from kvwitness.tracer.verdicts.usage import Usage
@@ -70,7 +70,7 @@ def _judge_segment(
         _left_l1(evidence, view, request, found.moment, start, end)
     elif prefetch is not None and prefetch.rid == request.rid:
         tier, reason = Tier.L3, Reason.L3_READ
-        _prefetched(evidence, request, prefetch, segment)
+        link_prefetched(evidence, view, request, prefetch, segment)
     else:
         if prefetch is not None:
             evidence.hold(Link.BORN, f"read from storage into L2 for request {prefetch.rid}", prefetch.done)
@@ -158,14 +158,6 @@ def _backed_up(evidence: Evidence, segment: LoadSegment, backup: Backup | None, 
     if segment.digest_to < segment.end:
         detail += f"; prefix equality by digest to token {segment.digest_to}, the rest by the radix match"
     evidence.hold(Link.BACKED_UP, detail, backup.queued, backup.started, backup.acked)
-
-
-def _prefetched(evidence: Evidence, request: RequestFacts, prefetch: Prefetch, segment: LoadSegment) -> None:
-    if not segment.aligned:
-        evidence.miss(Link.PREFETCHED, "the prefetch filled the slots for other positions", prefetch.done)
-        return
-    detail = f"{prefetch.loaded} tokens from storage, from token {prefetch.start + prefetch.existing} on"
-    evidence.hold(Link.PREFETCHED, detail, prefetch.asked, prefetch.done)
 
 
 def _left_l1(
