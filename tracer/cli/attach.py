@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -26,6 +26,8 @@ from kvwitness.tracer.cli.ranks import (
     ranks_waiting,
     refused,
 )
+
+_NOT_HTTP: Final = "the HTTP process is not attached to: a client's traceparent is not recorded"
 
 
 def _target_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -183,6 +185,7 @@ def _show_ranks(target: Target, ranks: Sequence[Rank]) -> None:
     _note_missing(ranks)
     tool, why = why_not_live(target, [rank.process for rank in ranks])
     note("way in: standby, by the control socket; no process is stopped, nothing is injected")
+    note(_NOT_HTTP)
     note(f"also open: {f'live ({tool}), ' if tool else ''}outside only" + (f"; not live: {why}" if why else ""))
 
 
@@ -192,6 +195,7 @@ def _show_plan(target: Target, planned: Plan) -> None:
     ways = sorted({f"{way.tool}, Python {way.interpreter.shown_version}" for _, way in planned.ways})
     note(f"way in: live ({'; '.join(ways)}); each scheduler stands still for some tenths of a second")
     note("also open: outside only; not standby: the server was started without it")
+    note(_NOT_HTTP)
 
 
 def _told(server: ServerInfo | None) -> str:
