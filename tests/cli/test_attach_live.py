@@ -223,6 +223,15 @@ def test_it_asks_and_shows_first(kvwitness: Command) -> None:
         as_before(server)
 
 
+def test_a_folder_that_others_can_write_to(kvwitness: Command, tmp_path: Path) -> None:
+    """Whoever can write there could tell the process what to load."""
+    (tmp_path / control.FOLDER).mkdir()
+    (tmp_path / control.FOLDER).chmod(0o777)
+    with served() as server:
+        assert "written to by others" in refused(kvwitness, server, "--dir", tmp_path)
+        as_before(server)
+
+
 def test_only_names_a_scheduler_of_this_server(kvwitness: Command) -> None:
     with served() as server:
         assert "no scheduler of this server" in refused(kvwitness, server, "--only", os.getpid())

@@ -57,6 +57,14 @@ def _target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     metavar="PID",
     help="This scheduler and not the others (repeatable): nothing is confirmed that they had a part in.",
 )
+@click.option(
+    "--quota-mb",
+    type=click.IntRange(min=2),
+    default=256,
+    show_default=True,
+    envvar="KVWITNESS_QUOTA_MB",
+    help="Size of each journal, allocated at once (--live).",
+)
 @click.option("--yes", is_flag=True, help="Do not ask before the server is touched.")
 @json_option
 def attach(
@@ -65,6 +73,7 @@ def attach(
     directory: Path | None,
     live: bool,
     only: tuple[int, ...],
+    quota_mb: int,
     yes: bool,
     as_json: bool,
 ) -> None:
@@ -84,7 +93,14 @@ def attach(
     with no_target():
         target = find_target(url, pid)
         if live:
-            ranks = _live(target, directory, only, yes, as_json)
+            planned = plan(target, only)
+            if not as_json:
+                _show_plan(target, planned)
+            if not yes:
+                _ask(len(planned.ways))
+            folder = directory or Path("kvwitness-data") / f"{datetime.now():%Y%m%d-%H%M%S}"
+            ranks = go_in(planned, folder.absolute(), quota_mb)
+            _note_missing(ranks)
         else:
             ranks = ranks_waiting(target, folder_of(target, directory), State.IDLE, only)
             if not as_json:
@@ -98,18 +114,6 @@ def attach(
     for rank, answer in _pairs(ranks, answers):
         click.echo(_attached_line(rank, answer))
     click.echo(f"recording into {ranks[0].status.directory}: kvwitness show {ranks[0].status.directory}")
-
-
-def _live(target: Target, directory: Path | None, only: Sequence[int], yes: bool, as_json: bool) -> list[Rank]:
-    planned = plan(target, only)
-    if not as_json:
-        _show_plan(target, planned)
-    if not yes:
-        _ask(len(planned.ways))
-    folder = directory or Path("kvwitness-data") / f"{datetime.now():%Y%m%d-%H%M%S}"
-    ranks = go_in(planned, folder.absolute())
-    _note_missing(ranks)
-    return ranks
 
 
 def _attach_all(ranks: Sequence[Rank]) -> list[Answer]:
