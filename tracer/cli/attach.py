@@ -98,6 +98,8 @@ def attach(
                 _show_plan(target, planned)
             if not yes:
                 _ask(len(planned.ways))
+            if not as_json:
+                note("going in: this takes some seconds, of which each scheduler stands still for some tenths")
             folder = directory or Path("kvwitness-data") / f"{datetime.now():%Y%m%d-%H%M%S}"
             ranks = go_in(planned, folder.absolute(), quota_mb)
             _note_missing(ranks)
@@ -187,7 +189,7 @@ def _show_ranks(target: Target, ranks: Sequence[Rank]) -> None:
     click.echo(f"SGLang {first.sglang}, {first.tree_class}{core}, write policy {first.write_policy}", err=True)
     _show_processes(target, {rank.process.pid: rank.name for rank in ranks})
     _note_missing(ranks)
-    tool, why = why_not_live(target, [rank.process for rank in ranks])
+    tool, why = why_not_live([rank.process for rank in ranks])
     note("way in: standby, by the control socket; no process is stopped, nothing is injected")
     note(_NOT_HTTP)
     note(f"also open: {f'live ({tool}), ' if tool else ''}outside only" + (f"; not live: {why}" if why else ""))

@@ -41,7 +41,7 @@ def plan(target: Target, only: Sequence[int]) -> Plan:
     """Look at everything that can be looked at from outside. Raises :class:`NoTarget`."""
     schedulers = schedulers_of(target, only)
     _check_is_new(target, schedulers)
-    ways = tuple((process, check_live(target, process)) for process in schedulers)
+    ways = tuple((process, check_live(process)) for process in schedulers)
     url = check_has_started(target)
     try:
         server = fetch_server_info(url)
@@ -137,10 +137,10 @@ def _about(way: LiveWay, injection: Injection) -> dict[str, str | int]:
     }
 
 
-def why_not_live(target: Target, schedulers: Sequence[TargetProcess]) -> tuple[str, str]:
+def why_not_live(schedulers: Sequence[TargetProcess]) -> tuple[str, str]:
     """The tool that would go in, and ""; or "" and why it cannot."""
     try:
-        tools = {check_live(target, process).tool for process in schedulers}
+        tools = {check_live(process).tool for process in schedulers}
     except NoTarget as error:
         return "", error.what
     return ", ".join(sorted(tools)), ""
