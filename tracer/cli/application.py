@@ -21,7 +21,7 @@ class Lazy(NamedTuple):
 
 COMMANDS: Mapping[str, Lazy] = {
     "serve": Lazy("kvwitness.tracer.cli.serve:serve", "Run an SGLang server with tracing switched on."),
-    "attach": Lazy("kvwitness.tracer.cli.attach:attach", "Begin to record on a running server that is on standby."),
+    "attach": Lazy("kvwitness.tracer.cli.attach:attach", "Begin to record on a running server, without a restart."),
     "detach": Lazy("kvwitness.tracer.cli.attach:detach", "Put a server's own functions back, and end the journals."),
     "run": Lazy("kvwitness.tracer.cli.run:run", "Drive a server through a protocol and keep the evidence."),
     "show": Lazy("kvwitness.tracer.cli.show:show", "Table of all requests in a bundle or a journal folder."),
