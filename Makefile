@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 LINKS := $(addprefix .links/kvwitness/,patches tracer collectors)
 PYTEST_ARGS ?=
 
-.PHONY: venv stand demo demo-jaeger matrix jaeger browser bench lint format typecheck test test-browser test-quick test-slow soundness soundness-model soak matrix-settings test-releases wheels support clean
+.PHONY: venv stand gdb demo demo-jaeger matrix jaeger browser bench lint format typecheck test test-browser test-quick test-slow soundness soundness-model soak matrix-settings test-releases wheels support clean
 
 venv: $(VENV)/.installed
 
@@ -64,12 +64,19 @@ browser:
 	  { echo "Installing chromium (half a minute)"; apt-get install --yes --quiet chromium >/dev/null; } || \
 	  { echo "No Chromium: name one in KVWITNESS_CHROMIUM" >&2; exit 1; }
 
+# gdb for attaching to Python 3.11 to 3.13: one on PATH, else Debian's package.
+gdb:
+	@command -v gdb >/dev/null || \
+	  { echo "Installing gdb (some seconds)"; apt-get install --yes --quiet gdb >/dev/null; } || \
+	  { echo "No gdb: its tests are skipped" >&2; exit 1; }
+
 bench: venv stand
 	$(BIN)/python tests/bench/bench.py $(BENCH_ARGS)
 
 # Everything but the slow suites, of which a fixed sample is in it.
 test: venv stand
 	-@$(MAKE) --no-print-directory jaeger
+	-@$(MAKE) --no-print-directory gdb
 	$(BIN)/python -m pytest -m 'not slow and not releases and not browser' $(PYTEST_ARGS)
 
 # The report's page in a headless Chromium.
@@ -77,6 +84,7 @@ test-browser: venv browser
 	$(BIN)/python -m pytest -m browser $(PYTEST_ARGS)
 
 test-slow: venv stand
+	-@$(MAKE) --no-print-directory gdb
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 # A real server of every older SGLang release that the stand runs: about 1.5 GB more, and many minutes.
@@ -85,6 +93,7 @@ test-releases: venv stand
 
 # Without a server: seconds.
 test-quick: venv
+	-@$(MAKE) --no-print-directory gdb
 	$(BIN)/python -m pytest -m 'not stand and not jaeger and not browser' $(PYTEST_ARGS)
 
 # Looks for false confirmations: mutated journals, the product against an independent checker of the chain.

@@ -151,4 +151,7 @@ def folder_of(target: Target, named: Path | None) -> Path:
     return folder
 
 
-_NEXT: Final = f"{_START}; without a restart, what the server itself reports is left: kvwitness run abc --url URL"
+_NEXT: Final = (
+    f"without a restart, kvwitness attach --live goes into it; or {_START}; without either, what the server itself "
+    "reports is left: kvwitness run abc --url URL"
+)

@@ -131,7 +131,7 @@ def load(url: str) -> Iterator[Load]:
 @contextmanager
 def standing_by(release: str, tmp_path: Path, **options: Any) -> Iterator[StandServer]:
     """A server on standby, with a probe that says at its end what it looks like from inside."""
-    environment = {"KVWITNESS_DIR": str(tmp_path / "data"), "KVWITNESS_STANDBY": "1"}
+    environment = {"KVWITNESS_DIR": str(tmp_path / "data"), "KVWITNESS_STANDBY": "1", **options.pop("more_env", {})}
     with probed(release, tmp_path, environment, **options) as server:
         yield server
 

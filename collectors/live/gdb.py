@@ -156,10 +156,12 @@ def _end(gdb: subprocess.Popen[str]) -> None:
 
 def _not_injected(said: list[str]) -> NotInjected:
     text = "\n".join(said)
-    if "Operation not permitted" in text:
-        return NotInjected("ptrace is not permitted", denied=True)
+    if "already traced" in text:
+        return NotInjected("another debugger is attached to it")
     if "No such process" in text:
         return NotInjected("it has ended")
+    if "Operation not permitted" in text:
+        return NotInjected("ptrace is not permitted", denied=True)
     return NotInjected(f"gdb says: {said[-1] if said else 'nothing'}")
 
 

@@ -1,7 +1,7 @@
 """Whether a scheduler may be gone into while it serves, found out without touching it.
 
-Everything here reads files below ``/proc``. That ``/proc/PID/mem`` can be opened for writing is the kernel's own
-answer to whether this user may attach: the same checks (user, capabilities, Yama, dumpable) stand before both.
+Everything here reads files below ``/proc``. That ``/proc/PID/mem`` can be opened is the kernel's own answer to
+whether this user may attach: the same checks (user, capabilities, Yama, dumpable) stand before both.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LiveWay(msgspec.Struct, frozen=True):
     interpreter: Interpreter
 
 
-def check_live(target: Target, process: TargetProcess) -> LiveWay:
+def check_live(process: TargetProcess) -> LiveWay:
     """Whether the scheduler ``process`` can be gone into, and how. Raises :class:`NoTarget`."""
     where = process.where
     try:
@@ -123,7 +123,7 @@ def _check_state(pid: int, where: str) -> None:
 
 def _check_permission(pid: int, where: str) -> None:
     try:
-        os.close(os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC))
+        os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC))
     except PermissionError as error:
         raise NoTarget(*_why_not(pid, where)) from error
 

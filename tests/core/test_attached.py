@@ -7,6 +7,7 @@ fills pushed the prefix out of L1, C read it from L2 and C again from L1.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 
 import pytest
@@ -173,3 +174,47 @@ def test_a_request_that_was_waiting_is_judged() -> None:
     ]
     rid = _rids(events)[-2]
     assert confirmed(next(v for v in verdicts(changed) if v.rid == rid))
+
+
+# --- who recorded --------------------------------------------------------------------------------
+
+
+def with_ranks(run: str, **ranks: int | None) -> list[ev.Event]:
+    """The run as a server of more ranks would have recorded it."""
+    changed: list[ev.Event] = []
+    for event in EVENTS[run]:
+        if isinstance(event, ev.Facts) and event.kind == ev.FactKind.INSTANCE:
+            facts = json.loads(event.json)
+            facts["ranks"] = {**facts["ranks"], **ranks}
+            event = dataclasses.replace(event, json=json.dumps(facts))
+        changed.append(event)
+    return changed
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_tensor_parallel_rank_that_was_left_out_is_named_and_nothing_is_confirmed(run: str) -> None:
+    verdict = from_l2(with_ranks(run, tp_size=2, tp_rank=0, attn_tp_size=2))
+    assert verdict is not None and not confirmed(verdict)
+    assert "1 of them were recorded, not tp 1" in verdict.sentence
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_replica_that_was_left_out_is_named_beside_what_the_other_served(run: str) -> None:
+    """Which of them it is, is only said where the one that recorded says which it is."""
+    verdict = from_l2(with_ranks(run, dp_size=2, dp_rank=1))
+    assert confirmed(verdict) and verdict is not None
+    assert "not recorded: dp 0, nor what it served" in verdict.notes
+    unknown = from_l2(with_ranks(run, dp_size=2, dp_rank=None))
+    assert confirmed(unknown) and unknown is not None and not [note for note in unknown.notes if "dp" in note]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_how_long_the_process_stood_still_is_said(run: str) -> None:
+    first = next(i for i, e in enumerate(EVENTS[run]) if isinstance(e, ev.Facts))
+    about = json.dumps({"way": "live", "tool": "gdb 13.1", "stopped_us": 213_000})
+    events = list(EVENTS[run])
+    events[first:first] = [dataclasses.replace(EVENTS[run][first], kind=ev.FactKind.ATTACH, json=about)]  # type: ignore[call-arg]
+    verdict = from_l2(renumbered(events))
+    assert confirmed(verdict) and verdict is not None
+    assert any("(gdb 13.1): it stood still for 0.21 s" in note for note in verdict.notes)
+    assert not any("stood still" in note for note in from_l2(EVENTS[run]).notes)  # type: ignore[union-attr]

@@ -119,3 +119,32 @@ def test_a_server_without_hicache_is_refused_and_left_alone(tmp_path: Path) -> N
         assert refused.returncode == 2 and "without HiCache" in refused.stderr, refused.stderr
         assert len(refused.stderr.splitlines()) == 1
         assert not find_journals(tmp_path / "data")
+
+
+@SLOW
+def test_both_replicas_of_a_data_parallel_server(tmp_path: Path) -> None:
+    """Both, then one alone: what the other serves is not in the journals, and it is named."""
+    chance = random.Random(1)
+    shared = prompt(chance)
+    two = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+    with standing_by(NEWEST, tmp_path, more_env=two, extra_args=("--dp-size", "2")) as server:
+        for rank in (0, 1):
+            generate(server.url, [*shared, 5, 6, 7], routed_dp_rank=rank)
+        attached = kvwitness("attach", "--url", server.url, "--yes")
+        assert sorted(rank["ranks"]["dp_rank"] for rank in attached["ranks"]) == [0, 1]
+        for rank in (0, 1):
+            for _ in range(4):
+                generate(server.url, prompt(chance), routed_dp_rank=rank)
+            generate(server.url, [*shared, 5, 6, 7], rid=f"c{rank}", routed_dp_rank=rank)
+        assert len(kvwitness("detach", "--url", server.url)["ranks"]) == 2
+        before = {str(path) for path in find_journals(tmp_path / "data")}
+        first = next(rank["pid"] for rank in attached["ranks"] if rank["ranks"]["dp_rank"] == 0)
+        kvwitness("attach", "--url", server.url, "--only", str(first), "--yes")
+        generate(server.url, [*shared, 5, 6, 7], rid="d", routed_dp_rank=0)
+        assert len(kvwitness("detach", "--url", server.url)["ranks"]) == 1
+    journals = scheduler_journals(tmp_path / "data")
+    for rank in (0, 1):
+        assert last_of(journals, f"c{rank}").sentence == "L2 read confirmed (resident at attach)"
+    alone = [journal for journal in journals if journal.path not in before]
+    assert "not recorded: dp 1, nor what it served" in last_of(alone, "d").notes
+    untouched(tmp_path, ["kvwitness-standby"])

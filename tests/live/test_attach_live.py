@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,11 @@ from attach_fixtures import kvwitness, last_of, load, probed, prompt, scheduler_
 from stand_fixtures import generate
 
 from kvwitness.collectors.journal import find_journals
+from kvwitness.collectors.live.inject import inject
+from kvwitness.collectors.live.interpreter import interpreter_of
+from kvwitness.collectors.live.preflight import GDB, LiveWay
+from kvwitness.collectors.standby import ask
+from kvwitness.patches.schema.control import ATTACH, DETACH, FOLDER
 from kvwitness.patches.schema.events import HookFailed, SnapshotEnd
 from kvwitness.tracer.judgement import judge
 from kvwitness.tracer.model import Grade, Tier
@@ -78,26 +84,33 @@ def test_what_was_resident_before_is_confirmed_under_load(release: str, tmp_path
 
 @SLOW
 @pytest.mark.parametrize("release", [NEWEST, "0.5.17"])
-def test_twenty_rounds_leave_nothing_behind(release: str, tmp_path: Path) -> None:
+def test_twenty_rounds_leave_nothing_resident(release: str, tmp_path: Path) -> None:
     data = tmp_path / "data"
     with without_kvwitness(release, tmp_path) as server, load(server.url) as seen:
         (pid,) = server.scheduler_pids()
         process = psutil.Process(pid)
+        way = LiveWay(GDB, interpreter_of(pid))
         sizes: list[tuple[int, int, int]] = []
         stops: list[float] = []
         before = process.num_threads()
         for _ in range(20):
-            attached = kvwitness("attach", "--pid", str(pid), "--live", "--dir", str(data), "--yes")
-            stops.append(attached["ranks"][0]["stopped_us"] / 1e6)
-            assert kvwitness("detach", "--pid", str(pid))["not_restored"] == []
-            while process.num_threads() > before:
-                server.check_alive()
+            injection = inject(pid, way, data, 64 << 20)
+            assert injection.report.ok, injection
+            stops.append(injection.stopped_us / 1e6)
+            attached = ask(Path(injection.report.socket), ATTACH)
+            assert attached.ok, attached
+            detached = ask(Path(injection.report.socket), DETACH)
+            assert detached.ok and detached.not_restored == () and detached.restored == attached.hooks
+            deadline = time.monotonic() + 10
+            while process.num_threads() > before and time.monotonic() < deadline:
+                time.sleep(0.01)  # The listener has answered, and is about to end.
             sizes.append((process.num_threads(), process.num_fds(), process.memory_info().rss))
         assert not [m.path for m in process.memory_maps() if m.path.endswith(".kvwj")]
-        assert list((data / "control").iterdir()) == []
+        assert list((data / FOLDER).iterdir()) == []
     print(f"stood still for {sorted(stops)} s; slowest of {seen.answers} requests {slowest(seen):.2f} s; {sizes}")
     assert seen.wrong == [] and seen.answers
-    _, files, memory = zip(*sizes, strict=True)
+    threads, files, memory = zip(*sizes, strict=True)
+    assert max(threads) == before, sizes
     assert max(files[2:]) <= files[2] + 2, sizes  # connections come and go
     assert memory[-1] - memory[4] < 48 << 20, sizes
     journals = scheduler_journals(data)

@@ -21,7 +21,7 @@ class Lazy(NamedTuple):
 
 COMMANDS: Mapping[str, Lazy] = {
     "serve": Lazy("kvwitness.tracer.cli.serve:serve", "Run an SGLang server with tracing switched on."),
-    "attach": Lazy("kvwitness.tracer.cli.attach:attach", "Begin to record on a running server that is on standby."),
+    "attach": Lazy("kvwitness.tracer.cli.attach:attach", "Begin to record on a running server, without a restart."),
     "detach": Lazy("kvwitness.tracer.cli.attach:detach", "Put a server's own functions back, and end the journals."),
     "watch": Lazy("kvwitness.tracer.cli.watch:watch", "A running server's requests, tiers and rates as they come."),
     "run": Lazy("kvwitness.tracer.cli.run:run", "Drive a server through a protocol and keep the evidence."),

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -27,6 +27,8 @@ from kvwitness.tracer.cli.ranks import (
     ranks_waiting,
     refused,
 )
+
+_NOT_HTTP: Final = "the HTTP process is not attached to: a client's traceparent is not recorded"
 
 
 def _target_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,6 +58,14 @@ def _target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     metavar="PID",
     help="This scheduler and not the others (repeatable): nothing is confirmed that they had a part in.",
 )
+@click.option(
+    "--quota-mb",
+    type=click.IntRange(min=2),
+    default=256,
+    show_default=True,
+    envvar="KVWITNESS_QUOTA_MB",
+    help="Size of each journal, allocated at once (--live).",
+)
 @click.option("--yes", is_flag=True, help="Do not ask before the server is touched.")
 @outside_options
 @json_option
@@ -65,6 +75,7 @@ def attach(
     directory: Path | None,
     live: bool,
     only: tuple[int, ...],
+    quota_mb: int,
     yes: bool,
     as_json: bool,
     outside: bool,
@@ -90,7 +101,16 @@ def attach(
     with no_target():
         target = find_target(url, pid)
         if live:
-            ranks = _live(target, directory, only, yes, as_json)
+            planned = plan(target, only)
+            if not as_json:
+                _show_plan(target, planned)
+            if not yes:
+                _ask(len(planned.ways))
+            if not as_json:
+                note("going in: this takes some seconds, of which each scheduler stands still for some tenths")
+            folder = directory or Path("kvwitness-data") / f"{datetime.now():%Y%m%d-%H%M%S}"
+            ranks = go_in(planned, folder.absolute(), quota_mb)
+            _note_missing(ranks)
         else:
             ranks = ranks_waiting(target, folder_of(target, directory), State.IDLE, only)
             if not as_json:
@@ -104,18 +124,6 @@ def attach(
     for rank, answer in _pairs(ranks, answers):
         click.echo(_attached_line(rank, answer))
     click.echo(f"recording into {ranks[0].status.directory}: kvwitness show {ranks[0].status.directory}")
-
-
-def _live(target: Target, directory: Path | None, only: Sequence[int], yes: bool, as_json: bool) -> list[Rank]:
-    planned = plan(target, only)
-    if not as_json:
-        _show_plan(target, planned)
-    if not yes:
-        _ask(len(planned.ways))
-    folder = directory or Path("kvwitness-data") / f"{datetime.now():%Y%m%d-%H%M%S}"
-    ranks = go_in(planned, folder.absolute())
-    _note_missing(ranks)
-    return ranks
 
 
 def _attach_all(ranks: Sequence[Rank]) -> list[Answer]:
@@ -189,8 +197,9 @@ def _show_ranks(target: Target, ranks: Sequence[Rank]) -> None:
     click.echo(f"SGLang {first.sglang}, {first.tree_class}{core}, write policy {first.write_policy}", err=True)
     _show_processes(target, {rank.process.pid: rank.name for rank in ranks})
     _note_missing(ranks)
-    tool, why = why_not_live(target, [rank.process for rank in ranks])
+    tool, why = why_not_live([rank.process for rank in ranks])
     note("way in: standby, by the control socket; no process is stopped, nothing is injected")
+    note(_NOT_HTTP)
     note(f"also open: {f'live ({tool}), ' if tool else ''}outside only" + (f"; not live: {why}" if why else ""))
 
 
@@ -200,6 +209,7 @@ def _show_plan(target: Target, planned: Plan) -> None:
     ways = sorted({f"{way.tool}, Python {way.interpreter.shown_version}" for _, way in planned.ways})
     note(f"way in: live ({'; '.join(ways)}); each scheduler stands still for some tenths of a second")
     note("also open: outside only; not standby: the server was started without it")
+    note(_NOT_HTTP)
 
 
 def _told(server: ServerInfo | None) -> str:

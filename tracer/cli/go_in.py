@@ -19,11 +19,10 @@ from kvwitness.collectors.live.preflight import LiveWay, check_has_started, chec
 from kvwitness.collectors.server_info import ServerInfo, ServerInfoUnavailable, fetch_server_info
 from kvwitness.collectors.standby import Answer, ControlError, ask, sockets_in
 from kvwitness.collectors.target import NoTarget, Target, TargetProcess
-from kvwitness.patches.schema.control import LEAVE, STATUS, Problem, State
+from kvwitness.patches.schema.control import FOLDER, LEAVE, STATUS, Problem, State
 from kvwitness.tracer.cli.errors import UserError
 from kvwitness.tracer.cli.ranks import OUTSIDE, Rank, check_state, every_rank, refused, schedulers_of
 
-DEFAULT_QUOTA_MB: Final = 256
 _DENIED: Final = (
     "run kvwitness with CAP_SYS_PTRACE and a seccomp profile that allows ptrace (docker run --cap-add SYS_PTRACE), "
     "or start the server with `kvwitness serve --standby` next time"
@@ -42,7 +41,7 @@ def plan(target: Target, only: Sequence[int]) -> Plan:
     """Look at everything that can be looked at from outside. Raises :class:`NoTarget`."""
     schedulers = schedulers_of(target, only)
     _check_is_new(target, schedulers)
-    ways = tuple((process, check_live(target, process)) for process in schedulers)
+    ways = tuple((process, check_live(process)) for process in schedulers)
     url = check_has_started(target)
     try:
         server = fetch_server_info(url)
@@ -71,15 +70,23 @@ def _check_is_new(target: Target, schedulers: Sequence[TargetProcess]) -> None:
             raise refused(there, Answer(False, problem=Problem.OTHERS, error="it is on standby"))
 
 
-def go_in(planned: Plan, directory: Path) -> list[Rank]:
-    """Have every scheduler open its control socket below ``directory``. Raises UserError; none has it then."""
+def go_in(planned: Plan, directory: Path, quota_mb: int) -> list[Rank]:
+    """Have every scheduler open its control socket below ``directory``. Raises UserError; none has it then.
+
+    ``quota_mb``: size of each journal, as KVWITNESS_QUOTA_MB.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        (directory / FOLDER).mkdir(mode=0o700, exist_ok=True)
+        # What is in there decides what the process loads.
+        sockets_in(directory)
     except OSError as error:
         what = f"the data directory cannot be made ({error.strerror or error})"
         raise UserError(what, str(directory), "name another with --dir") from error
+    except ControlError as error:
+        raise UserError(str(error), str(directory), "name another with --dir") from error
     with ThreadPoolExecutor(len(planned.ways)) as pool:
-        outcomes = list(pool.map(lambda each: _go_into(each[0], each[1], directory), planned.ways))
+        outcomes = list(pool.map(lambda each: _go_into(each[0], each[1], directory, quota_mb), planned.ways))
     ranks = [rank for rank in outcomes if isinstance(rank, Rank)]
     try:
         for process, problem in zip((process for process, _ in planned.ways), outcomes, strict=True):
@@ -104,9 +111,9 @@ def _undone(count: int) -> str:
     return f"; the other {count} were left again, nothing is attached" if count else ""
 
 
-def _go_into(process: TargetProcess, way: LiveWay, directory: Path) -> Rank | Answer | UserError:
+def _go_into(process: TargetProcess, way: LiveWay, directory: Path, quota_mb: int) -> Rank | Answer | UserError:
     try:
-        injection = inject(process.pid, way, directory, DEFAULT_QUOTA_MB << 20)
+        injection = inject(process.pid, way, directory, quota_mb << 20)
     except NotInjected as error:
         return UserError(f"it was not gone into: {error}", process.where, _DENIED if error.denied else OUTSIDE)
     except OSError as error:
@@ -130,10 +137,10 @@ def _about(way: LiveWay, injection: Injection) -> dict[str, str | int]:
     }
 
 
-def why_not_live(target: Target, schedulers: Sequence[TargetProcess]) -> tuple[str, str]:
+def why_not_live(schedulers: Sequence[TargetProcess]) -> tuple[str, str]:
     """The tool that would go in, and ""; or "" and why it cannot."""
     try:
-        tools = {check_live(target, process).tool for process in schedulers}
+        tools = {check_live(process).tool for process in schedulers}
     except NoTarget as error:
         return "", error.what
     return ", ".join(sorted(tools)), ""

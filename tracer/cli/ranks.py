@@ -14,6 +14,7 @@ from kvwitness.collectors.standby import STANDBY_VARIABLE, Answer, ControlError,
 from kvwitness.collectors.target import NoTarget, Target, TargetProcess, target_at, target_of
 from kvwitness.patches.schema.control import STATUS, Problem, State
 from kvwitness.tracer.cli.errors import UserError
+from kvwitness.tracer.verdicts.recorded import share_ranks
 
 OUTSIDE: Final = "what the server itself reports is left: kvwitness run abc --url URL"
 _REMEDIES: Final[Mapping[str, str]] = {
@@ -154,6 +155,5 @@ def _send(rank: Rank, command: str) -> Answer:
 def expected_ranks(ranks: Mapping[str, Any]) -> int:
     """Of how many schedulers the server consists, by what one of them says."""
     tp, pp = int(ranks.get("tp_size") or 1), int(ranks.get("pp_size") or 1)
-    # With data-parallel attention the replicas share the ranks of the tensor-parallel group.
-    dp = 1 if ranks.get("attn_tp_size") else int(ranks.get("dp_size") or 1)
+    dp = 1 if share_ranks(ranks) else int(ranks.get("dp_size") or 1)
     return tp * pp * dp

@@ -69,6 +69,11 @@ def instance_conditions(instance: InstanceFacts) -> dict[str, str]:
     return {name: value for name, value in _flat("instance", instance.facts, NOT_SET) if not _passing(name)}
 
 
+def recorded_by(instance: InstanceFacts) -> dict[str, str]:
+    """Those, and what its recording itself was like: the way in, and for how long the process stood still."""
+    return instance_conditions(instance) | dict(_flat("instance.attach", instance.facts.get("attach") or {}, NOT_SET))
+
+
 def differences(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[Difference, ...]:
     """Each condition that differs, in the order of the first run; also what only one of them has."""
     names = [*one, *(name for name in other if name not in one)]

@@ -15,7 +15,7 @@ from kvwitness.tracer.model import EventRef, Grade, LinkEvidence, RangeVerdict, 
 from kvwitness.tracer.report.answers import Answers, answers_of
 from kvwitness.tracer.report.breakeven import BreakEven, breakeven_of
 from kvwitness.tracer.report.claim import Claim, claim_of
-from kvwitness.tracer.report.conditions import instance_conditions, unknown_conditions
+from kvwitness.tracer.report.conditions import instance_conditions, recorded_by, unknown_conditions
 from kvwitness.tracer.report.control import Control, ControlStanding, SeriesPair
 from kvwitness.tracer.report.load import Evidence
 from kvwitness.tracer.report.messages import Words
@@ -201,7 +201,7 @@ def build_page(evidence: Evidence, words: Words) -> Page:
         grades=tuple(grade for grade in Grade if evidence.intact and any(one.row.grade is grade for one in rows)),
         witnesses=_witnesses(evidence, words),
         settings=tuple(settings_of({k: v for k, v in evidence.environment.items() if k != "unknown"})),
-        recorded=tuple(instance_conditions(instance).items()) if instance else (),
+        recorded=tuple(recorded_by(instance).items()) if instance else (),
         unknown=unknown_conditions(evidence.environment),
         skipped=tuple((one.name, one.reason) for one in evidence.manifest.skipped_journals),
         files=evidence.manifest.files,

@@ -21,6 +21,11 @@ Place = tuple[int, int, int]
 """Data-parallel, pipeline-parallel and tensor-parallel rank."""
 
 
+def share_ranks(ranks: Mapping[str, Any]) -> bool:
+    """Data-parallel attention: the replicas share the ranks of the tensor-parallel group."""
+    return int(ranks.get("attn_tp_size") or 0) not in (0, int(ranks.get("tp_size") or 1))
+
+
 def places(instances: Iterable[InstanceFacts]) -> tuple[set[Place], set[Place]]:
     """The ranks that the servers of ``instances`` consist of, and those that recorded.
 
@@ -31,8 +36,7 @@ def places(instances: Iterable[InstanceFacts]) -> tuple[set[Place], set[Place]]:
     for instance in instances:
         ranks: Mapping[str, Any] = instance.facts.get("ranks") or {}
         sizes = {name: int(ranks.get(f"{name}_size") or 1) for name in ("dp", "pp", "tp")}
-        if ranks.get("attn_tp_size"):
-            # With data-parallel attention the replicas share the ranks of the tensor-parallel group.
+        if share_ranks(ranks):
             sizes["dp"] = 1
         if any(size > 1 and ranks.get(f"{name}_rank") is None for name, size in sizes.items()):
             return set(), set()
