@@ -220,7 +220,7 @@ def _checks(
 
 def _host_against_loads(host: float | None, loaded: float | None, divide: int, reset: bool) -> CrossCheck:
     witness = "metrics: cached tokens of L2 against tokens loaded back"
-    ours, theirs = _tokens(host), _tokens(loaded)
+    ours, theirs = _tokens(host, "cached"), _tokens(loaded, "loaded back")
     if reset:
         return CrossCheck(witness, None, ours, theirs, "the counters were reset in between")
     if host is None:
@@ -246,7 +246,8 @@ def _against_events(
 ) -> CrossCheck:
     witness = f"metrics against KV events: {name}"
     least, most = events
-    ours, theirs = _tokens(amount), f"{least} tokens" if least == most else f"{least} to {most} tokens"
+    told = f"{least}" if least == most else f"{least} to {most}"
+    ours, theirs = _tokens(amount, "by the counters"), f"{told} tokens by the KV events"
     if doubts:
         return CrossCheck(witness, None, ours, theirs, f"the KV events are incomplete: {doubts[0]}")
     value, explanation = _divided(amount, divide, events)
@@ -267,8 +268,8 @@ def _divided(amount: float, divide: int, expected: tuple[float, float]) -> tuple
     return amount, ""
 
 
-def _tokens(amount: float | None) -> str:
-    return "not counted" if amount is None else f"{amount:.0f} tokens"
+def _tokens(amount: float | None, what: str) -> str:
+    return "not counted" if amount is None else f"{amount:.0f} tokens {what}"
 
 
 # --- facts ----------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def claim_of(evidence: Evidence, outcome: Outcome, words: Words) -> Claim:
     answers, differ = _answers(evidence, words) if evidence.intact else ("", False)
     failed = outcome.standing is Standing.FAILED
     return Claim(
-        sentence=_sentence(outcome, words),
+        sentence=_outside(evidence, words) or _sentence(outcome, words),
         grade=_grade(outcome, words),
         tone=_tone(outcome, differ),
         causes=tuple(
@@ -73,6 +73,14 @@ def _sentence(outcome: Outcome, words: Words) -> str:
     low, high = outcome.tokens
     tokens = str(low) if low == high else f"{low}..{high}"
     return words(f"claim.{key}", confirmed=outcome.confirmed, total=outcome.total, tokens=tokens)
+
+
+def _outside(evidence: Evidence, words: Words) -> str:
+    """The claim where nobody looked inside the server; empty where somebody did, or where it cannot be relied on."""
+    if evidence.outside is None or evidence.verdicts or evidence.records or not evidence.intact:
+        return ""
+    read = [f"{tier} {tokens}" for tier, tokens in sorted(evidence.outside.statement.reported.items()) if tokens]
+    return words("claim.outside", tokens=", ".join(read)) if read else words("claim.outside_none")
 
 
 def _grade(outcome: Outcome, words: Words) -> str:
@@ -112,6 +120,9 @@ def _not_claimed(evidence: Evidence, outcome: Outcome, words: Words) -> Iterator
 
 
 def _why(evidence: Evidence, outcome: Outcome, words: Words) -> Iterator[Why]:
+    if evidence.outside is not None and not evidence.instances:
+        statement = evidence.outside.statement
+        yield Why(words("why.outside"), "; ".join(statement.gaps), remedy_recorded=statement.raise_it)
     if outcome.without_journal:
         if evidence.instances:
             reason = words("why.not_in_journals")

@@ -11,9 +11,15 @@ from kvwitness.tracer import judgement
 from kvwitness.tracer.bundle.abc import why_stopped
 from kvwitness.tracer.bundle.counters import window_of
 from kvwitness.tracer.bundle.layout import Manifest, encode_manifest, sha256
-from kvwitness.tracer.bundle.read import open_bundle, read_bundle_journals, read_bundle_metrics
+from kvwitness.tracer.bundle.read import (
+    open_bundle,
+    read_bundle_journals,
+    read_bundle_metrics,
+    read_bundle_witnesses,
+)
 from kvwitness.tracer.bundle.reports import reports_by_rid
 from kvwitness.tracer.bundle.verify import verify_bundle
+from kvwitness.tracer.bundle.witnesses import Outside, derive_outside
 from kvwitness.tracer.ledger.facts import InstanceFacts
 from kvwitness.tracer.model import RequestVerdict
 from kvwitness.tracer.protocol.record import RequestRecord
@@ -36,6 +42,8 @@ class Evidence(msgspec.Struct, frozen=True):
     checked_verdicts: int
     stopped: str | None
     """Why the run did not reach its end."""
+    outside: Outside | None = None
+    """What was recorded from outside; None also for a bundle that does not verify."""
 
     @property
     def intact(self) -> bool:
@@ -55,9 +63,12 @@ def load_evidence(path: Path) -> Evidence:
     bundle = open_bundle(path)
     checked = verify_bundle(path)
     instances: tuple[InstanceFacts, ...] = ()
+    outside: Outside | None = None
     if checked.ok:
         window = window_of(read_bundle_metrics(path))
-        instances = judgement.judge(read_bundle_journals(path), reports_by_rid(bundle.requests), window).instances
+        journals = read_bundle_journals(path)
+        instances = judgement.judge(journals, reports_by_rid(bundle.requests), window).instances
+        outside = derive_outside(read_bundle_witnesses(path), journals, instances)
     return Evidence(
         name=path.resolve().name,
         manifest=bundle.manifest,
@@ -70,4 +81,5 @@ def load_evidence(path: Path) -> Evidence:
         checked_files=checked.files,
         checked_verdicts=checked.verdicts,
         stopped=why_stopped(bundle.environment),
+        outside=outside,
     )

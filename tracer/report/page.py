@@ -233,9 +233,12 @@ def _request_rows(evidence: Evidence, words: Words) -> tuple[RequestRow, ...]:
 
 def _witnesses(evidence: Evidence, words: Words) -> Witnesses:
     checks = [check for verdict in evidence.latest().values() for check in verdict.checks]
+    outside = evidence.outside.statement.checks if evidence.outside is not None else ()
+    checks.extend(outside)
     answers = Counter(check.agrees for check in checks)
     findings = findings_of(evidence.verdicts, evidence.records)
     named = [NamedCheck(finding.name, check) for finding in findings for check in finding.verdict.checks]
+    named.extend(NamedCheck(words("witnesses.server"), check) for check in outside)
     summary = words(
         "witnesses.summary",
         total=len(checks),
