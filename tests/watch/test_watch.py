@@ -115,7 +115,11 @@ def test_the_screen_has_the_newest_requests_rates_and_gaps() -> None:
     screen.take(msgspec.structs.replace(news, requests=(*news.requests[:-1], odd), gaps=("a gap",)), 4.0)
     console = Console(width=150, record=True, file=io.StringIO())
     console.print(screen.render(4.0))
+    line = Counted(0, 2 * 10**9, False, {counting.LOADED: 64.0, counting.EVICTED: 32.0}, {})
+    screen.outside("reported", {Tier.L2: 1, Tier.UNKNOWN: 1}, line)
+    console.print(screen.render(4.0))
     text = console.export_text()
+    assert "▓▓▓▓▓▓▓▓▓▓▓▓············ reported; 32 tokens/s loaded back, 16 tokens/s left L1" in text
     assert "L2 read confirmed" in text and "a gap" in text and "▓" in text
     assert "DISAGREES" in text and "32 tokens" in text
     assert f"{sum(one.tokens for one in news.loads) / 4:.0f} tokens/s loaded back" in text

@@ -23,7 +23,8 @@ from kvwitness.tracer.cli.errors import UserError
 from kvwitness.tracer.cli.output import console, json_option, note
 from kvwitness.tracer.cli.outside import given_sources, recorder_errors
 from kvwitness.tracer.cli.show import is_health_check
-from kvwitness.tracer.outside.counting import CACHED_DEVICE, CACHED_HOST, CACHED_STORAGE
+from kvwitness.tracer.model import Tier
+from kvwitness.tracer.outside.counting import CACHED_DEVICE, CACHED_HOST, CACHED_STORAGE, PROMPT_TOKENS
 from kvwitness.tracer.outside.recorder import INTERVAL_S, Stop, Wanted
 from kvwitness.tracer.outside.records import Counted, Unanswered
 from kvwitness.tracer.spans.live import stop_on_signal
@@ -223,6 +224,7 @@ class _Terminal(_Shown):
     def __init__(self, exporter: Exporter, title: str) -> None:
         super().__init__(exporter)
         self._screen = Screen(title)
+        self._prompt = 0.0
         self._live = Live(console=console(), auto_refresh=False, screen=False) if sys.stdout.isatty() else None
 
     def __enter__(self) -> None:
@@ -251,7 +253,11 @@ class _Terminal(_Shown):
     def counted(self, line: Counted) -> None:
         before = self._reported.copy()
         sentence = self._count(line)
-        self._screen.outside(f"the server's own counters: {sentence}")
+        tokens = {tier: int(self._reported.get(tier.value, 0)) for tier in (Tier.L1, Tier.L2, Tier.L3)}
+        self._prompt += line.gained.get(PROMPT_TOKENS, 0.0)
+        # The rest was computed, or is not attributed: the server does not say which.
+        tokens[Tier.UNKNOWN] = max(0, int(self._prompt) - sum(tokens.values()))
+        self._screen.outside(sentence, tokens, line)
         if self._live is None and self._reported != before:
             click.echo(f"the server's own counters: {sentence}")
 
