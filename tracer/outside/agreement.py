@@ -237,6 +237,11 @@ def _match(mine: _Stays, theirs: _Stays) -> tuple[list[tuple[_Stay, _Stay]], _Le
     only_theirs: _Left = []
     for cell in mine.keys() | theirs.keys():
         waiting = list(theirs.get(cell, ()))
+        in_order = list(zip(mine.get(cell, ()), waiting, strict=False))
+        if len(mine.get(cell, ())) == len(waiting) and all(_overlap(a, b) and _end_alike(a, b) for a, b in in_order):
+            # However long the scheduler took to publish: as many stays, each at the same time as its counterpart.
+            pairs += in_order
+            continue
         for stay in mine.get(cell, ()):
             near = [other for other in waiting if _same(stay, other)]
             if near:
@@ -254,8 +259,13 @@ def _same(a: _Stay, b: _Stay) -> bool:
     if abs(a.since - b.since) > TOLERANCE_NS:
         return False
     if a.until is None or b.until is None:
-        return a.until is b.until or b.how == Ended.GAP
+        return _end_alike(a, b)
     return abs(a.until - b.until) <= TOLERANCE_NS
+
+
+def _end_alike(a: _Stay, b: _Stay) -> bool:
+    """Whether both last, or both have ended; behind a gap nobody knows."""
+    return (a.until is None) is (b.until is None) or b.how == Ended.GAP
 
 
 def _tier(
