@@ -302,7 +302,9 @@ class _Context:
         self._journal_end = facts.wall_time_ns(max([last, *ends], default=0))
         pool = facts.facts.get("device_tokens")
         # 0.5.10 tells of L1 alone, and only of what leaves L1 and L2 both.
-        self._l1_alone = not any(stay.tier == "L2" for stay in ledger.stays)
+        self._tiers = frozenset(stay.tier for stay in ledger.stays)
+        self._removed_from = frozenset(stay.tier for stay in ledger.stays if stay.ended is Ended.REMOVED)
+        self._l1_alone = "L2" not in self._tiers
         self._overfull = self._l1_alone and isinstance(pool, int) and peak_tokens(ledger) > pool
         self._hiradix = "HiRadix" in str(facts.facts.get("tree_class"))
 
@@ -323,7 +325,7 @@ class _Context:
 
     def _of_hooks(self, tier: str, cell: str, stay: _Stay, hooks: _Stays, lonely: Sequence[_Stay]) -> Name:
         ledger = self._ledger
-        if not any(one.tier == tier for one in ledger.stays):
+        if tier not in self._tiers:
             return Name.NO_EVENTS_FOR_TIER
         if ledger.begin_ns is None or stay.since < ledger.begin_ns - TOLERANCE_NS:
             return Name.BEFORE_RECORDING
@@ -361,7 +363,7 @@ class _Context:
         return Name.UNEXPLAINED if mine else Name.NOT_KNOWN_TO_HOOKS
 
     def _no_removals(self, tier: str) -> bool:
-        return self._l1_alone and not any(one.tier == tier and one.ended is Ended.REMOVED for one in self._ledger.stays)
+        return self._l1_alone and tier not in self._removed_from
 
     def _near_gap(self, stay: _Stay) -> bool:
         end = stay.until if stay.until is not None else 1 << 63
