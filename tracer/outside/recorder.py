@@ -16,6 +16,7 @@ import psutil
 from kvwitness.collectors.environment import find_server_processes, locate_kvwitness_dir, memory_reading
 from kvwitness.collectors.kv_events import KvCollector, KvLine, KvSource, NoKvEvents, sources_of
 from kvwitness.collectors.metrics import MetricsSnapshot, MetricsUnavailable, fetch_metrics
+from kvwitness.collectors.redaction import redact_text
 from kvwitness.collectors.server_info import ServerInfo, ServerInfoUnavailable, fetch_server_info
 from kvwitness.collectors.stacks import StacksRefused, check_allowed, find_py_spy, python_of, sample
 from kvwitness.collectors.target import SCHEDULER, NoTarget, target_at
@@ -123,7 +124,8 @@ class Recorder:
             self._kv.ready.wait(_READY_S)
             if self._kv.problem:
                 self.not_recorded["kv_events"] = f"{sources[0].endpoint}: {self._kv.problem}"
-        head = Head(wanted.url, kvwitness_version(), time.time_ns(), wanted.interval_s, shared, dict(self.not_recorded))
+        url, absent = redact_text(wanted.url), dict(self.not_recorded)
+        head = Head(url, kvwitness_version(), time.time_ns(), wanted.interval_s, shared, absent)
         self._sink(RECORDING, head)
         self._server(info)
         self._host()
@@ -187,6 +189,7 @@ class Recorder:
     def _server(self, info: ServerInfo) -> None:
         facts = msgspec.to_builtins(info)
         facts.pop("raw_server"), facts.pop("raw_model")
+        facts["url"] = redact_text(info.url)
         if "stacks" not in self.not_recorded:
             facts["python"] = {str(pid): python_of(pid) for pid in self._schedulers}
         facts["counters_carry_rank"] = self._last is not None and carries_rank(self._last)
