@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -85,7 +85,7 @@ def state(recording: Recording) -> Statement:
         if (amount := counted.get(name)) is not None
     }
     reported = _without_tiers(reported, counted, facts)
-    grade, sentence = _sentence(reported, bool(counted.intervals))
+    grade, sentence = sentence_of(reported, bool(counted.intervals))
     head, end = recording.head, recording.end
     gaps = tuple(_gaps(recording))
     return Statement(
@@ -94,7 +94,7 @@ def state(recording: Recording) -> Statement:
         raise_it=RAISE_IT.format(url=head.url if head else "URL") if grade is not Grade.UNKNOWN else "",
         reported=reported,
         witnesses=tuple(_witnesses(recording, counted, ledgers, doubts)),
-        checks=tuple(_checks(counted, ledgers, tuple(doubts), _ranks(facts), _no_rank_label(recording))),
+        checks=tuple(_checks(counted, ledgers, tuple(doubts), facts)),
         complete=not gaps,
         begin_ns=head.begin_ns if head else None,
         end_ns=end.at_ns if end else recording.last_ns,
@@ -102,7 +102,8 @@ def state(recording: Recording) -> Statement:
     )
 
 
-def _sentence(reported: dict[str, int], answered: bool) -> tuple[Grade, str]:
+def sentence_of(reported: Mapping[str, int], answered: bool) -> tuple[Grade, str]:
+    """The claim about prompt tokens by tier as the server counts them, and its grade."""
     read = {tier: tokens for tier, tokens in reported.items() if tokens}
     if read:
         told = ", ".join(f"{tier} reads of {tokens} tokens" for tier, tokens in sorted(read.items(), reverse=True))
@@ -112,7 +113,7 @@ def _sentence(reported: dict[str, int], answered: bool) -> tuple[Grade, str]:
     return Grade.UNKNOWN, "no reuse was reported by the server in this time"
 
 
-def _without_tiers(reported: dict[str, int], counted: Totals, facts: dict[str, object]) -> dict[str, int]:
+def _without_tiers(reported: dict[str, int], counted: Totals, facts: Mapping[str, object]) -> dict[str, int]:
     """Releases before 0.5.9 count cached tokens without their tier; only load-backs tell of L2 there."""
     if reported:
         return reported
@@ -197,12 +198,11 @@ def _gaps(recording: Recording) -> Iterator[str]:
 
 
 def _checks(
-    counted: Totals, ledgers: tuple[RankLedger, ...], doubts: tuple[str, ...], ranks: int, summed: bool
+    counted: Totals, ledgers: tuple[RankLedger, ...], doubts: tuple[str, ...], facts: Mapping[str, object]
 ) -> Iterator[CrossCheck]:
-    host, loaded = counted.get(counting.CACHED_HOST), counted.get(counting.LOADED)
-    divide = ranks if summed and ranks > 1 else 1
-    if host is not None or loaded is not None:
-        yield _host_against_loads(host, loaded, divide, bool(counted.resets))
+    if (check := host_check(counted, facts)) is not None:
+        yield check
+    divide = 1 if facts.get("counters_carry_rank") else _ranks(facts)
     if not ledgers:
         return
     for name, counter, tier, kind in (
@@ -216,6 +216,18 @@ def _checks(
         least = sum(tokens(tier, counted.from_ns + _EDGE_NS, counted.to_ns - _EDGE_NS) for tokens in moved)
         most = sum(tokens(tier, counted.from_ns - _EDGE_NS, counted.to_ns + _EDGE_NS) for tokens in moved)
         yield _against_events(name, amount, (least, most), divide, doubts, tier)
+
+
+def host_check(counted: Totals, facts: Mapping[str, object]) -> CrossCheck | None:
+    """The server's cached tokens of L2 against its load-backs; None where it has counted neither.
+
+    ``facts``: what the server says that it is, for counters that are summed over its ranks.
+    """
+    host, loaded = counted.get(counting.CACHED_HOST), counted.get(counting.LOADED)
+    if host is None and loaded is None:
+        return None
+    divide = 1 if facts.get("counters_carry_rank") else _ranks(facts)
+    return _host_against_loads(host, loaded, divide, bool(counted.resets))
 
 
 def _host_against_loads(host: float | None, loaded: float | None, divide: int, reset: bool) -> CrossCheck:
@@ -276,11 +288,13 @@ def _tokens(amount: float | None, what: str) -> str:
 
 
 def _server_facts(recording: Recording) -> dict[str, object]:
+    """What the server said that it is; counters that carry a rank may appear later than that."""
     servers = recording.of(SERVER, Server)
-    return dict(servers[0].facts) if servers else {}
+    carry = any(server.facts.get("counters_carry_rank") for server in servers)
+    return {**servers[0].facts, "counters_carry_rank": carry} if servers else {}
 
 
-def _ranks(facts: dict[str, object]) -> int:
+def _ranks(facts: Mapping[str, object]) -> int:
     """Ranks that work on the same tokens."""
     sizes = (facts.get("tp_size"), facts.get("pp_size"))
     product = 1
@@ -289,12 +303,7 @@ def _ranks(facts: dict[str, object]) -> int:
     return product
 
 
-def _no_rank_label(recording: Recording) -> bool:
-    servers = recording.of(SERVER, Server)
-    return not any(server.facts.get("counters_carry_rank") for server in servers)
-
-
-def _kv_facts(counted: Totals, facts: dict[str, object]) -> KvFacts:
+def _kv_facts(counted: Totals, facts: Mapping[str, object]) -> KvFacts:
     tokens, version = facts.get("max_total_num_tokens"), facts.get("version")
     return KvFacts(
         served=bool(counted.get(counting.PROMPT_TOKENS)),

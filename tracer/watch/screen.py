@@ -93,6 +93,10 @@ class Screen:
         """Show that something is missing."""
         self._gaps.append(text)
 
+    def disagreement(self, who: str, check: CrossCheck) -> None:
+        """Show two witnesses that contradict each other."""
+        self._checks.append((who, check))
+
     def outside(self, sentence: str, tokens: dict[Tier, int], line: Counted) -> None:
         """What the server itself reports: a sentence, prompt tokens by tier so far, and the last interval."""
         seconds = max((line.at_ns - line.from_ns) / 1e9, 1e-3)
@@ -126,7 +130,7 @@ class Screen:
         if self._rows or self._outside is not None:
             yield _legend()
         for rid, check in self._checks:
-            words = f"{rid}: {check.witness}: the events say {check.ours}, the witness {check.theirs}"
+            words = f"{rid}: {check.witness}: {check.ours} against {check.theirs}"
             why = f" ({check.explanation})" if check.explanation else ""
             yield Text.assemble(("DISAGREES ", "bold red"), words + why)
         for gap in self._gaps:
