@@ -34,7 +34,7 @@ RAISE_IT: Final = (
     "kvwitness attach --url {url} where the server is on standby; "
     "else start it with kvwitness serve, which records from the first request on"
 )
-_EDGE_NS: Final = 2_000_000_000
+_EDGE_NS: Final = 5_000_000_000
 """Events are published when a scheduler's step ends, and the counters are read at any moment: what moved this close
 to the first or the last reading is counted on either side of it."""
 _REPORTED: Final = "reported by the server, not confirmed"
@@ -182,8 +182,9 @@ def _gaps(recording: Recording) -> Iterator[str]:
     if recording.end is None:
         yield f"the collector was killed, or could not write its end: its last line is of {recording.last_ns} ns"
     for name in FILES:
-        for lost in recording.of(name, Lost):
-            yield f"{name}: {lost.lines or 'some'} lines lost until {lost.to_ns} ns: {lost.cause}"
+        if lost := recording.of(name, Lost):
+            count = sum(one.lines for one in lost)
+            yield f"{name}: {count} lines lost from {lost[0].from_ns} to {lost[-1].to_ns} ns: {lost[-1].cause}"
     for rank_restart in recording.of(KV_EVENTS, KvRestart):
         yield f"the server was restarted before {rank_restart.got_ns} ns (KV events of dp rank {rank_restart.rank})"
     for line in recording.of(METRICS_LINES, Counted):
