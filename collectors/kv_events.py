@@ -311,7 +311,7 @@ class KvCollector:
             self.ready.set()
             for follower in followers:
                 follower.close()
-            context.term()
+            context.destroy(0)  # Also closes what a follower that could not be made has opened.
 
     def _follow(self, followers: list[Follower]) -> None:
         poller = zmq.Poller()

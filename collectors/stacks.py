@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,7 @@ RATE_HZ: Final = 100
 _MARKS: Final = ("load_back", "start_loading", "loading_check", "ready_to_load", "init_load_back")
 """Functions of SGLang that a load-back goes through (0.4.6 to 0.5.23)."""
 _KEPT: Final = 40
+_VERSION: Final = re.compile(r"^Python v(\S+)", re.MULTILINE)
 _GRACE_S: Final = 20.0
 _PTRACE_SCOPE: Final = Path("/proc/sys/kernel/yama/ptrace_scope")
 
@@ -92,6 +94,17 @@ def sample(pid: int, seconds: float, py_spy: str | None = None) -> StackSamples:
         if not out.is_file():
             raise StacksRefused(_why(pid, done.stderr))
         return _counted(pid, began, out.read_text("utf-8", "replace").splitlines())
+
+
+def python_of(pid: int, py_spy: str | None = None) -> str | None:
+    """The Python version that a process runs; None where py-spy cannot tell."""
+    command = [py_spy or find_py_spy(), "dump", "--nonblocking", "--pid", str(pid)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GRACE_S, check=False)
+    except subprocess.TimeoutExpired:
+        return None
+    found = _VERSION.search(done.stdout)
+    return found[1] if found else None
 
 
 def _counted(pid: int, began: int, lines: Iterable[str]) -> StackSamples:

@@ -234,3 +234,11 @@ def test_a_server_that_publishes_nothing_says_how_it_would(config: str | None) -
     info = read_server_info("http://127.0.0.1:30000", {"kv_events_config": config}, {})
     with pytest.raises(NoKvEvents, match="--kv-events-config"):
         sources_of(info)
+
+
+def test_an_address_that_is_none_is_a_problem_and_no_hang() -> None:
+    collector = KvCollector((KvSource(0, "nowhere"),), KEY, Lines())
+    collector.start()
+    assert collector.ready.wait(20.0)
+    collector.stop()
+    assert collector.problem

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvwitness.collectors.stacks import StacksRefused, check_allowed, find_py_spy, parse_raw, sample
+from kvwitness.collectors.stacks import StacksRefused, check_allowed, find_py_spy, parse_raw, python_of, sample
 
 PROGRAM = """
 import time
@@ -34,6 +35,7 @@ def test_a_load_back_is_seen_in_the_stacks_of_a_running_process(busy: int) -> No
     found = sample(busy, 1.0)
     assert found.samples and found.load_back_samples and "init_load_back" in found.stacks[0][0]
     assert found.pid == busy and found.from_ns < found.at_ns
+    assert python_of(busy) == platform.python_version()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")

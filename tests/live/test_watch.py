@@ -54,6 +54,7 @@ def story(server: StandServer, seed: int = 1) -> None:
     generate(server.url, [*shared, 5, 6, 7], rid="c")
 
 
+@pytest.mark.slow
 def test_watch_shows_tiers_rates_and_metrics_and_survives_what_breaks(tmp_path: Path) -> None:
     data, recorded = tmp_path / "data", tmp_path / "outside"
     data.mkdir(mode=0o700)
@@ -240,3 +241,26 @@ def test_the_ledger_of_kv_events_and_that_of_hooks(release: str, policy: str, pa
         assert names == {"removal_not_sent", "no_events_for_tier"} and len(events["gaps"]) >= 2, events
     else:
         assert all(tier["stays"] > 90 for tier in agreement["tiers"]) and events["gaps"] == []
+
+
+@pytest.mark.slow
+def test_each_dp_rank_has_an_endpoint_of_its_own(tmp_path: Path) -> None:
+    data, recorded = tmp_path / "data", tmp_path / "outside"
+    data.mkdir(mode=0o700)
+    load_key(data)
+    chosen: dict[str, Any] = {
+        "extra_args": ("--dp-size", "2", *publishing(None)),
+        "extra_env": {"KVWITNESS_DIR": str(data)},
+    }
+    arguments = ("attach", "--outside", "--out", str(recorded), "--url")
+    with serving(NEWEST, tmp_path / "server", **chosen) as server, running(*arguments, server.url) as recorder:
+        recorder.said("recording SGLang")
+        for seed in (1, 2):
+            story(server, seed)
+        assert recorder.interrupt() == 0, recorder.err
+    outside = kvwitness("show", str(recorded))["outside"]
+    print(json.dumps(outside["agreements"]), json.dumps(outside["statement"]["checks"]))
+    assert [agreement["rank"] for agreement in outside["agreements"]] == [0, 1]
+    for agreement in outside["agreements"]:
+        assert agreement["cells"] and agreement["differences"] == []
+    assert all(check["agrees"] for check in outside["statement"]["checks"])

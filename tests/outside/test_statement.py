@@ -101,7 +101,7 @@ def test_s28_a_counter_that_is_summed_over_ranks_is_divided(ranks: int) -> None:
 
 def test_s16_a_promise_that_was_not_loaded_is_shown_side_by_side() -> None:
     found = check(said(counted(device=1994.0, host=6.0, loaded=0.0)), "tokens loaded back")
-    assert found.agrees is False and (found.ours, found.theirs) == ("6 tokens", "0 tokens")
+    assert found.agrees is False and (found.ours, found.theirs) == ("6 tokens cached", "0 tokens loaded back")
     assert "load-back was refused" in found.explanation
 
 

@@ -18,8 +18,9 @@ from kvwitness.collectors.journal import Journal, parse_journal
 from kvwitness.tracer.judgement import judge
 from kvwitness.tracer.model import CrossCheck, Tier
 from kvwitness.tracer.outside import counting
-from kvwitness.tracer.outside.records import Counted
+from kvwitness.tracer.outside.records import Counted, Server
 from kvwitness.tracer.watch.exporter import CannotListen, Exporter, Listening
+from kvwitness.tracer.watch.reported import Reported
 from kvwitness.tracer.watch.screen import BAR, Screen, bar
 from kvwitness.tracer.watch.tallies import News, Tallies
 
@@ -115,7 +116,11 @@ def test_the_screen_has_the_newest_requests_rates_and_gaps() -> None:
     screen.take(msgspec.structs.replace(news, requests=(*news.requests[:-1], odd), gaps=("a gap",)), 4.0)
     console = Console(width=150, record=True, file=io.StringIO())
     console.print(screen.render(4.0))
+    line = Counted(0, 2 * 10**9, False, {counting.LOADED: 64.0, counting.EVICTED: 32.0}, {})
+    screen.outside("reported", {Tier.L2: 1, Tier.UNKNOWN: 1}, line)
+    console.print(screen.render(4.0))
     text = console.export_text()
+    assert "▓▓▓▓▓▓▓▓▓▓▓▓············ reported; 32 tokens/s loaded back, 16 tokens/s left L1" in text
     assert "L2 read confirmed" in text and "a gap" in text and "▓" in text
     assert "DISAGREES" in text and "32 tokens" in text
     assert f"{sum(one.tokens for one in news.loads) / 4:.0f} tokens/s loaded back" in text
@@ -158,3 +163,24 @@ def test_an_address_that_is_taken_is_refused_unless_any_will_do() -> None:
             Listening(Exporter(), port=port)
         with Listening(Exporter(), port=port, any_port=True) as listening:
             assert "# HELP" in offered(listening.address)
+
+
+def test_the_servers_own_numbers_are_held_against_each_other_when_they_rest() -> None:
+    reported = Reported()
+    reported.server(Server(1, {"tp_size": 2}, ()))
+
+    def take(**gained: float) -> CrossCheck | None:
+        names = {"host": counting.CACHED_HOST, "loaded": counting.LOADED}
+        line = Counted(1, 2, False, {names[name]: value for name, value in gained.items()}, {})
+        reported.take(line)
+        return reported.disagreement(line)
+
+    assert take(host=16.0) is None, "the load-back may be counted a moment later"
+    assert take(loaded=32.0) is None and take() is None, "summed over two ranks it is the same"
+    assert take(host=6.0) is None
+    found = take()
+    assert found is not None and found.agrees is False and "load-back was refused" in found.explanation
+    assert take() is None, "told once"
+    assert reported.sentence == "L2 reads of 22 tokens reported by the server, not confirmed"
+    reported.take(Counted(1, 2, True, {}, {}))
+    assert reported.by_tier == {}

@@ -23,12 +23,13 @@ from kvwitness.tracer.cli.errors import UserError
 from kvwitness.tracer.cli.output import console, json_option, note
 from kvwitness.tracer.cli.outside import given_sources, recorder_errors
 from kvwitness.tracer.cli.show import is_health_check
-from kvwitness.tracer.outside.counting import CACHED_DEVICE, CACHED_HOST, CACHED_STORAGE
+from kvwitness.tracer.model import CrossCheck
 from kvwitness.tracer.outside.recorder import INTERVAL_S, Stop, Wanted
-from kvwitness.tracer.outside.records import Counted, Unanswered
+from kvwitness.tracer.outside.records import Counted, Server, Unanswered
 from kvwitness.tracer.spans.live import stop_on_signal
 from kvwitness.tracer.watch import loop
 from kvwitness.tracer.watch.exporter import LOOPBACK, PORT, CannotListen, Exporter, Listening
+from kvwitness.tracer.watch.reported import Reported
 from kvwitness.tracer.watch.screen import Screen
 from kvwitness.tracer.watch.tallies import News, disagreements
 
@@ -165,22 +166,22 @@ class _Shown(contextlib.AbstractContextManager[None]):
 
     def __init__(self, exporter: Exporter) -> None:
         self._exporter = exporter
-        self._reported: dict[str, float] = {}
+        self._reported = Reported()
 
     def __exit__(self, *_: object) -> None:
         return None
 
-    def _count(self, line: Counted) -> str:
-        """The sentence about everything that the server reported so far."""
+    def server(self, line: Server) -> None:
+        self._reported.server(line)
+
+    def _count(self, line: Counted) -> CrossCheck | None:
+        """Take an interval; what does not fit in the server's own numbers."""
         self._exporter.counted(line)
-        for tier, name in (("L1", CACHED_DEVICE), ("L2", CACHED_HOST), ("L3", CACHED_STORAGE)):
-            if name in line.gained:
-                self._reported[tier] = self._reported.get(tier, 0.0) + line.gained[name]
-        read = {tier: tokens for tier, tokens in self._reported.items() if tokens}
-        if not read:
-            return "no reuse reported by the server yet"
-        told = ", ".join(f"{tier} reads of {tokens:.0f} tokens" for tier, tokens in sorted(read.items(), reverse=True))
-        return f"{told} reported by the server, not confirmed"
+        self._reported.take(line)
+        check = self._reported.disagreement(line)
+        if check is not None:
+            self._exporter.disagreed(check)
+        return check
 
 
 class _JsonLines(_Shown):
@@ -199,8 +200,10 @@ class _JsonLines(_Shown):
             self.gap(text)
 
     def counted(self, line: Counted) -> None:
-        sentence = self._count(line)
-        self._line("interval", {**msgspec.to_builtins(line), "sentence": sentence})
+        check = self._count(line)
+        self._line("interval", {**msgspec.to_builtins(line), "sentence": self._reported.sentence})
+        if check is not None:
+            self._line("disagreement", {"request": "", **msgspec.to_builtins(check)})
 
     def unanswered(self, line: Unanswered) -> None:
         self._exporter.unanswered()
@@ -249,11 +252,16 @@ class _Terminal(_Shown):
                 click.echo(f"gap: {text}")
 
     def counted(self, line: Counted) -> None:
-        before = self._reported.copy()
-        sentence = self._count(line)
-        self._screen.outside(f"the server's own counters: {sentence}")
-        if self._live is None and self._reported != before:
-            click.echo(f"the server's own counters: {sentence}")
+        before = self._reported.by_tier
+        check = self._count(line)
+        self._screen.outside(self._reported.sentence, self._reported.tokens, line)
+        if check is not None:
+            self._screen.disagreement("the server", check)
+        if self._live is None and self._reported.by_tier != before:
+            click.echo(f"the server's own counters: {self._reported.sentence}")
+        if self._live is None and check is not None:
+            told = f"{check.ours}, {check.theirs}"
+            click.echo(f"disagrees: {check.witness}: {told} ({check.explanation})")
 
     def unanswered(self, line: Unanswered) -> None:
         self._exporter.unanswered()

@@ -237,6 +237,11 @@ def _match(mine: _Stays, theirs: _Stays) -> tuple[list[tuple[_Stay, _Stay]], _Le
     only_theirs: _Left = []
     for cell in mine.keys() | theirs.keys():
         waiting = list(theirs.get(cell, ()))
+        in_order = list(zip(mine.get(cell, ()), waiting, strict=False))
+        if len(mine.get(cell, ())) == len(waiting) and all(_overlap(a, b) and _end_alike(a, b) for a, b in in_order):
+            # However long the scheduler took to publish: as many stays, each at the same time as its counterpart.
+            pairs += in_order
+            continue
         for stay in mine.get(cell, ()):
             near = [other for other in waiting if _same(stay, other)]
             if near:
@@ -254,8 +259,13 @@ def _same(a: _Stay, b: _Stay) -> bool:
     if abs(a.since - b.since) > TOLERANCE_NS:
         return False
     if a.until is None or b.until is None:
-        return a.until is b.until or b.how == Ended.GAP
+        return _end_alike(a, b)
     return abs(a.until - b.until) <= TOLERANCE_NS
+
+
+def _end_alike(a: _Stay, b: _Stay) -> bool:
+    """Whether both last, or both have ended; behind a gap nobody knows."""
+    return (a.until is None) is (b.until is None) or b.how == Ended.GAP
 
 
 def _tier(
@@ -292,7 +302,9 @@ class _Context:
         self._journal_end = facts.wall_time_ns(max([last, *ends], default=0))
         pool = facts.facts.get("device_tokens")
         # 0.5.10 tells of L1 alone, and only of what leaves L1 and L2 both.
-        self._l1_alone = not any(stay.tier == "L2" for stay in ledger.stays)
+        self._tiers = frozenset(stay.tier for stay in ledger.stays)
+        self._removed_from = frozenset(stay.tier for stay in ledger.stays if stay.ended is Ended.REMOVED)
+        self._l1_alone = "L2" not in self._tiers
         self._overfull = self._l1_alone and isinstance(pool, int) and peak_tokens(ledger) > pool
         self._hiradix = "HiRadix" in str(facts.facts.get("tree_class"))
 
@@ -313,7 +325,7 @@ class _Context:
 
     def _of_hooks(self, tier: str, cell: str, stay: _Stay, hooks: _Stays, lonely: Sequence[_Stay]) -> Name:
         ledger = self._ledger
-        if not any(one.tier == tier for one in ledger.stays):
+        if tier not in self._tiers:
             return Name.NO_EVENTS_FOR_TIER
         if ledger.begin_ns is None or stay.since < ledger.begin_ns - TOLERANCE_NS:
             return Name.BEFORE_RECORDING
@@ -351,7 +363,7 @@ class _Context:
         return Name.UNEXPLAINED if mine else Name.NOT_KNOWN_TO_HOOKS
 
     def _no_removals(self, tier: str) -> bool:
-        return self._l1_alone and not any(one.tier == tier and one.ended is Ended.REMOVED for one in self._ledger.stays)
+        return self._l1_alone and tier not in self._removed_from
 
     def _near_gap(self, stay: _Stay) -> bool:
         end = stay.until if stay.until is not None else 1 << 63

@@ -22,6 +22,10 @@ TIERS: Final[Mapping[str | None, str]] = {"GPU": "L1", "CPU_PINNED": "L2", "DISK
 """By medium. An event that tells no medium is of no tier."""
 
 
+_FIRST_EVENTS: Final = (0, 5, 10)
+"""Before this release there are no block events with HiCache on."""
+
+
 class Ended(StrEnum):
     """What ended a stay."""
 
@@ -231,7 +235,7 @@ def _incomplete(ledger: RankLedger | None, facts: KvFacts) -> Iterator[str]:
     stored = ledger is not None and any(name.startswith(KvKind.STORED) for name in ledger.events)
     if not stored or ledger is None:
         if facts.served:
-            yield f"requests were served and no block event came: {release} sends none with HiCache on"
+            yield f"requests were served and no block event came: {_why_none(release, facts.version)}"
         return
     yield from ledger.gaps
     removed = any(name.startswith(KvKind.REMOVED) for name in ledger.events)
@@ -242,6 +246,13 @@ def _incomplete(ledger: RankLedger | None, facts: KvFacts) -> Iterator[str]:
     peak = peak_tokens(ledger)
     if facts.device_tokens is not None and peak > facts.device_tokens:
         yield f"by these events L1 held {peak} tokens, and it has room for {facts.device_tokens}"
+
+
+def _why_none(release: str, version: str | None) -> str:
+    numbers = tuple(int(part) for part in (version or "").split(".")[:3] if part.isdigit())
+    if len(numbers) == 3 and numbers < _FIRST_EVENTS:
+        return f"{release} sends none with HiCache on"
+    return "nothing was stored, or they are published elsewhere"
 
 
 def peak_tokens(ledger: RankLedger) -> int:

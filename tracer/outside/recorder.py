@@ -16,8 +16,9 @@ import psutil
 from kvwitness.collectors.environment import find_server_processes, locate_kvwitness_dir, memory_reading
 from kvwitness.collectors.kv_events import KvCollector, KvLine, KvSource, NoKvEvents, sources_of
 from kvwitness.collectors.metrics import MetricsSnapshot, MetricsUnavailable, fetch_metrics
+from kvwitness.collectors.redaction import redact_text
 from kvwitness.collectors.server_info import ServerInfo, ServerInfoUnavailable, fetch_server_info
-from kvwitness.collectors.stacks import StacksRefused, check_allowed, find_py_spy, sample
+from kvwitness.collectors.stacks import StacksRefused, check_allowed, find_py_spy, python_of, sample
 from kvwitness.collectors.target import SCHEDULER, NoTarget, target_at
 from kvwitness.patches.digests import KEY_BYTES, KEY_FILE
 from kvwitness.tracer.bundle.version import kvwitness_version
@@ -84,7 +85,7 @@ class Recorder:
         self._rounds = 0
         self._ask_again = False
         self._kv: KvCollector | None = None
-        self._samplers: list[threading.Thread] = []
+        self._samplers: dict[int, threading.Thread] = {}
         self._done = threading.Event()
         self.not_recorded: dict[str, str] = {}
         self.directory: Path | None = None
@@ -117,19 +118,18 @@ class Recorder:
         except MetricsUnavailable as error:
             self.not_recorded["metrics"] = str(error)
         self._may_sample()
-        head = Head(wanted.url, kvwitness_version(), time.time_ns(), wanted.interval_s, shared, dict(self.not_recorded))
-        self._sink(RECORDING, head)
-        self._server(info)
-        self._host()
         if sources:
             self._kv = KvCollector(sources, key, self._kv_line)
             self._kv.start()
             self._kv.ready.wait(_READY_S)
-        if "stacks" not in self.not_recorded:
-            for pid in self._schedulers:
-                thread = threading.Thread(target=self._sample, args=(pid,), name="kvwitness-stacks", daemon=True)
-                self._samplers.append(thread)
-                thread.start()
+            if self._kv.problem:
+                self.not_recorded["kv_events"] = f"{sources[0].endpoint}: {self._kv.problem}"
+        url, absent = redact_text(wanted.url), dict(self.not_recorded)
+        head = Head(url, kvwitness_version(), time.time_ns(), wanted.interval_s, shared, absent)
+        self._sink(RECORDING, head)
+        self._server(info)
+        self._host()
+        self._start_sampling()
         return info
 
     def run(self, stop: Stop) -> None:
@@ -149,7 +149,7 @@ class Recorder:
         self._count()
         if self._kv is not None:
             self._kv.stop()
-        for thread in self._samplers:
+        for thread in self._samplers.values():
             thread.join(timeout=60.0)
         try:
             self._server(fetch_server_info(self._wanted.url, self._client, _ASK_S))
@@ -180,6 +180,7 @@ class Recorder:
             self._ranks_known = carries_rank(now)
             self._ask_again = False
             self._find_processes()
+            self._start_sampling()
             try:
                 self._server(fetch_server_info(self._wanted.url, self._client, _ASK_S))
             except ServerInfoUnavailable as error:
@@ -188,6 +189,9 @@ class Recorder:
     def _server(self, info: ServerInfo) -> None:
         facts = msgspec.to_builtins(info)
         facts.pop("raw_server"), facts.pop("raw_model")
+        facts["url"] = redact_text(info.url)
+        if "stacks" not in self.not_recorded:
+            facts["python"] = {str(pid): python_of(pid) for pid in self._schedulers}
         facts["counters_carry_rank"] = self._last is not None and carries_rank(self._last)
         processes = find_server_processes(self._wanted.url).processes
         self._sink(SERVER, Server(time.time_ns(), facts, tuple(msgspec.to_builtins(one) for one in processes)))
@@ -228,6 +232,16 @@ class Recorder:
                 check_allowed(pid)
         except StacksRefused as error:
             self.not_recorded["stacks"] = str(error)
+
+    def _start_sampling(self) -> None:
+        """One thread for each scheduler that has none, as after a restart."""
+        if "stacks" in self.not_recorded:
+            return
+        for pid in self._schedulers:
+            if pid not in self._samplers:
+                thread = threading.Thread(target=self._sample, args=(pid,), name="kvwitness-stacks", daemon=True)
+                self._samplers[pid] = thread
+                thread.start()
 
     def _sample(self, pid: int) -> None:
         """Sample one scheduler again and again; what is not around a load-back is only counted."""

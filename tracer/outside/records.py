@@ -115,7 +115,8 @@ class LinesFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._fd: int | None = None
+        """None until the first line: a disk that is full from the start must not end the recording either."""
         self._end = 0
         self._lost = 0
         self._lost_since = 0
@@ -145,6 +146,9 @@ class LinesFile:
     def _append(self, line: Line) -> bool:
         raw = msgspec.json.encode(line) + b"\n"
         try:
+            if self._fd is None:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+                self._fd = os.open(self._path, flags, 0o600)
             written = os.write(self._fd, raw)
             if written == len(raw):
                 self._end += written
@@ -152,6 +156,8 @@ class LinesFile:
             self._cause = "the disk is full"
         except OSError as error:
             self._cause = error.strerror or str(error)
+            if self._fd is None:
+                return False
         try:
             os.ftruncate(self._fd, self._end)
         except OSError:
@@ -160,8 +166,9 @@ class LinesFile:
 
     def close(self) -> None:
         if self._lost:
-            self.write(Lost(0, self._lost_since, time.time_ns(), self._cause))
-        os.close(self._fd)
+            self._append(Lost(self._lost, self._lost_since, time.time_ns(), self._cause))
+        if self._fd is not None:
+            os.close(self._fd)
 
 
 class Writer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -34,7 +34,7 @@ RAISE_IT: Final = (
     "kvwitness attach --url {url} where the server is on standby; "
     "else start it with kvwitness serve, which records from the first request on"
 )
-_EDGE_NS: Final = 2_000_000_000
+_EDGE_NS: Final = 5_000_000_000
 """Events are published when a scheduler's step ends, and the counters are read at any moment: what moved this close
 to the first or the last reading is counted on either side of it."""
 _REPORTED: Final = "reported by the server, not confirmed"
@@ -85,7 +85,7 @@ def state(recording: Recording) -> Statement:
         if (amount := counted.get(name)) is not None
     }
     reported = _without_tiers(reported, counted, facts)
-    grade, sentence = _sentence(reported, bool(counted.intervals))
+    grade, sentence = sentence_of(reported, bool(counted.intervals))
     head, end = recording.head, recording.end
     gaps = tuple(_gaps(recording))
     return Statement(
@@ -94,7 +94,7 @@ def state(recording: Recording) -> Statement:
         raise_it=RAISE_IT.format(url=head.url if head else "URL") if grade is not Grade.UNKNOWN else "",
         reported=reported,
         witnesses=tuple(_witnesses(recording, counted, ledgers, doubts)),
-        checks=tuple(_checks(counted, ledgers, tuple(doubts), _ranks(facts), _no_rank_label(recording))),
+        checks=tuple(_checks(counted, ledgers, tuple(doubts), facts)),
         complete=not gaps,
         begin_ns=head.begin_ns if head else None,
         end_ns=end.at_ns if end else recording.last_ns,
@@ -102,7 +102,8 @@ def state(recording: Recording) -> Statement:
     )
 
 
-def _sentence(reported: dict[str, int], answered: bool) -> tuple[Grade, str]:
+def sentence_of(reported: Mapping[str, int], answered: bool) -> tuple[Grade, str]:
+    """The claim about prompt tokens by tier as the server counts them, and its grade."""
     read = {tier: tokens for tier, tokens in reported.items() if tokens}
     if read:
         told = ", ".join(f"{tier} reads of {tokens} tokens" for tier, tokens in sorted(read.items(), reverse=True))
@@ -112,7 +113,7 @@ def _sentence(reported: dict[str, int], answered: bool) -> tuple[Grade, str]:
     return Grade.UNKNOWN, "no reuse was reported by the server in this time"
 
 
-def _without_tiers(reported: dict[str, int], counted: Totals, facts: dict[str, object]) -> dict[str, int]:
+def _without_tiers(reported: dict[str, int], counted: Totals, facts: Mapping[str, object]) -> dict[str, int]:
     """Releases before 0.5.9 count cached tokens without their tier; only load-backs tell of L2 there."""
     if reported:
         return reported
@@ -181,8 +182,9 @@ def _gaps(recording: Recording) -> Iterator[str]:
     if recording.end is None:
         yield f"the collector was killed, or could not write its end: its last line is of {recording.last_ns} ns"
     for name in FILES:
-        for lost in recording.of(name, Lost):
-            yield f"{name}: {lost.lines or 'some'} lines lost until {lost.to_ns} ns: {lost.cause}"
+        if lost := recording.of(name, Lost):
+            count = sum(one.lines for one in lost)
+            yield f"{name}: {count} lines lost from {lost[0].from_ns} to {lost[-1].to_ns} ns: {lost[-1].cause}"
     for rank_restart in recording.of(KV_EVENTS, KvRestart):
         yield f"the server was restarted before {rank_restart.got_ns} ns (KV events of dp rank {rank_restart.rank})"
     for line in recording.of(METRICS_LINES, Counted):
@@ -197,12 +199,11 @@ def _gaps(recording: Recording) -> Iterator[str]:
 
 
 def _checks(
-    counted: Totals, ledgers: tuple[RankLedger, ...], doubts: tuple[str, ...], ranks: int, summed: bool
+    counted: Totals, ledgers: tuple[RankLedger, ...], doubts: tuple[str, ...], facts: Mapping[str, object]
 ) -> Iterator[CrossCheck]:
-    host, loaded = counted.get(counting.CACHED_HOST), counted.get(counting.LOADED)
-    divide = ranks if summed and ranks > 1 else 1
-    if host is not None or loaded is not None:
-        yield _host_against_loads(host, loaded, divide, bool(counted.resets))
+    if (check := host_check(counted, facts)) is not None:
+        yield check
+    divide = 1 if facts.get("counters_carry_rank") else _ranks(facts)
     if not ledgers:
         return
     for name, counter, tier, kind in (
@@ -218,9 +219,21 @@ def _checks(
         yield _against_events(name, amount, (least, most), divide, doubts, tier)
 
 
+def host_check(counted: Totals, facts: Mapping[str, object]) -> CrossCheck | None:
+    """The server's cached tokens of L2 against its load-backs; None where it has counted neither.
+
+    ``facts``: what the server says that it is, for counters that are summed over its ranks.
+    """
+    host, loaded = counted.get(counting.CACHED_HOST), counted.get(counting.LOADED)
+    if host is None and loaded is None:
+        return None
+    divide = 1 if facts.get("counters_carry_rank") else _ranks(facts)
+    return _host_against_loads(host, loaded, divide, bool(counted.resets))
+
+
 def _host_against_loads(host: float | None, loaded: float | None, divide: int, reset: bool) -> CrossCheck:
     witness = "metrics: cached tokens of L2 against tokens loaded back"
-    ours, theirs = _tokens(host), _tokens(loaded)
+    ours, theirs = _tokens(host, "cached"), _tokens(loaded, "loaded back")
     if reset:
         return CrossCheck(witness, None, ours, theirs, "the counters were reset in between")
     if host is None:
@@ -246,7 +259,8 @@ def _against_events(
 ) -> CrossCheck:
     witness = f"metrics against KV events: {name}"
     least, most = events
-    ours, theirs = _tokens(amount), f"{least} tokens" if least == most else f"{least} to {most} tokens"
+    told = f"{least}" if least == most else f"{least} to {most}"
+    ours, theirs = _tokens(amount, "by the counters"), f"{told} tokens by the KV events"
     if doubts:
         return CrossCheck(witness, None, ours, theirs, f"the KV events are incomplete: {doubts[0]}")
     value, explanation = _divided(amount, divide, events)
@@ -267,19 +281,21 @@ def _divided(amount: float, divide: int, expected: tuple[float, float]) -> tuple
     return amount, ""
 
 
-def _tokens(amount: float | None) -> str:
-    return "not counted" if amount is None else f"{amount:.0f} tokens"
+def _tokens(amount: float | None, what: str) -> str:
+    return "not counted" if amount is None else f"{amount:.0f} tokens {what}"
 
 
 # --- facts ----------------------------------------------------------------------------------------------
 
 
 def _server_facts(recording: Recording) -> dict[str, object]:
+    """What the server said that it is; counters that carry a rank may appear later than that."""
     servers = recording.of(SERVER, Server)
-    return dict(servers[0].facts) if servers else {}
+    carry = any(server.facts.get("counters_carry_rank") for server in servers)
+    return {**servers[0].facts, "counters_carry_rank": carry} if servers else {}
 
 
-def _ranks(facts: dict[str, object]) -> int:
+def _ranks(facts: Mapping[str, object]) -> int:
     """Ranks that work on the same tokens."""
     sizes = (facts.get("tp_size"), facts.get("pp_size"))
     product = 1
@@ -288,12 +304,7 @@ def _ranks(facts: dict[str, object]) -> int:
     return product
 
 
-def _no_rank_label(recording: Recording) -> bool:
-    servers = recording.of(SERVER, Server)
-    return not any(server.facts.get("counters_carry_rank") for server in servers)
-
-
-def _kv_facts(counted: Totals, facts: dict[str, object]) -> KvFacts:
+def _kv_facts(counted: Totals, facts: Mapping[str, object]) -> KvFacts:
     tokens, version = facts.get("max_total_num_tokens"), facts.get("version")
     return KvFacts(
         served=bool(counted.get(counting.PROMPT_TOKENS)),

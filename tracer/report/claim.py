@@ -50,7 +50,7 @@ def claim_of(evidence: Evidence, outcome: Outcome, words: Words) -> Claim:
     answers, differ = _answers(evidence, words) if evidence.intact else ("", False)
     failed = outcome.standing is Standing.FAILED
     return Claim(
-        sentence=_sentence(outcome, words),
+        sentence=_outside(evidence, words) or _sentence(outcome, words),
         grade=_grade(outcome, words),
         tone=_tone(outcome, differ),
         causes=tuple(
@@ -88,6 +88,14 @@ def _control(outcome: Outcome, words: Words) -> str:
         return ""
     key = "by_events" if outcome.control.confirmed == outcome.control.total else "by_answers"
     return words(f"control.{key}", confirmed=outcome.control.confirmed, total=outcome.control.total)
+
+
+def _outside(evidence: Evidence, words: Words) -> str:
+    """The claim where nobody looked inside the server; empty where somebody did, or where it cannot be relied on."""
+    if evidence.outside is None or evidence.verdicts or evidence.records or not evidence.intact:
+        return ""
+    read = [f"{tier} {tokens}" for tier, tokens in sorted(evidence.outside.statement.reported.items()) if tokens]
+    return words("claim.outside", tokens=", ".join(read)) if read else words("claim.outside_none")
 
 
 def _grade(outcome: Outcome, words: Words) -> str:
@@ -137,6 +145,9 @@ def _not_controlled(outcome: Outcome, words: Words) -> str:
 
 
 def _why(evidence: Evidence, outcome: Outcome, words: Words) -> Iterator[Why]:
+    if evidence.outside is not None and not evidence.instances:
+        statement = evidence.outside.statement
+        yield Why(words("why.outside"), "; ".join(statement.gaps), remedy_recorded=statement.raise_it)
     if outcome.without_journal:
         if evidence.instances:
             reason = words("why.not_in_journals")

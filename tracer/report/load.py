@@ -13,9 +13,16 @@ from kvwitness.tracer.bundle.counters import window_of
 from kvwitness.tracer.bundle.ending import why_stopped
 from kvwitness.tracer.bundle.errors import BundleError
 from kvwitness.tracer.bundle.layout import CONTROL, Manifest, encode_manifest, sha256
-from kvwitness.tracer.bundle.read import holds_control, open_bundle, read_bundle_journals, read_bundle_metrics
+from kvwitness.tracer.bundle.read import (
+    holds_control,
+    open_bundle,
+    read_bundle_journals,
+    read_bundle_metrics,
+    read_bundle_witnesses,
+)
 from kvwitness.tracer.bundle.reports import reports_by_rid
 from kvwitness.tracer.bundle.verify import verify_bundle
+from kvwitness.tracer.bundle.witnesses import Outside, derive_outside
 from kvwitness.tracer.ledger.facts import InstanceFacts
 from kvwitness.tracer.model import RequestVerdict
 from kvwitness.tracer.protocol.record import RequestRecord
@@ -40,6 +47,8 @@ class Evidence(msgspec.Struct, frozen=True):
     """Why the run did not reach its end."""
     control: Evidence | None = None
     """The control run."""
+    outside: Outside | None = None
+    """What was recorded from outside; None also for a bundle that does not verify."""
 
     @property
     def intact(self) -> bool:
@@ -68,9 +77,14 @@ def _load(path: Path, part: str, control: Evidence | None) -> Evidence:
     bundle = open_bundle(path, part)
     checked = verify_bundle(path, part=part)
     instances: tuple[InstanceFacts, ...] = ()
+    outside: Outside | None = None
     if checked.ok:
         window = window_of(read_bundle_metrics(path, part))
-        instances = judgement.judge(read_bundle_journals(path, part), reports_by_rid(bundle.requests), window).instances
+        journals = read_bundle_journals(path, part)
+        instances = judgement.judge(journals, reports_by_rid(bundle.requests), window).instances
+        if not part:
+            # A control run holds no witnesses of its own.
+            outside = derive_outside(read_bundle_witnesses(path), journals, instances)
     return Evidence(
         name=path.resolve().name,
         manifest=bundle.manifest,
@@ -84,4 +98,5 @@ def _load(path: Path, part: str, control: Evidence | None) -> Evidence:
         checked_verdicts=checked.verdicts,
         stopped=why_stopped(bundle.environment),
         control=control,
+        outside=outside,
     )

@@ -15,7 +15,7 @@ from kvwitness.tracer.model import EventRef, Grade, LinkEvidence, RangeVerdict, 
 from kvwitness.tracer.report.answers import Answers, answers_of
 from kvwitness.tracer.report.breakeven import BreakEven, breakeven_of
 from kvwitness.tracer.report.claim import Claim, claim_of
-from kvwitness.tracer.report.conditions import instance_conditions, recorded_by, unknown_conditions
+from kvwitness.tracer.report.conditions import recorded_by, unknown_conditions
 from kvwitness.tracer.report.control import Control, ControlStanding, SeriesPair
 from kvwitness.tracer.report.load import Evidence
 from kvwitness.tracer.report.messages import Words
@@ -306,9 +306,12 @@ def _request_rows(evidence: Evidence, words: Words) -> tuple[RequestRow, ...]:
 
 def _witnesses(evidence: Evidence, words: Words) -> Witnesses:
     checks = [check for verdict in evidence.latest().values() for check in verdict.checks]
+    outside = evidence.outside.statement.checks if evidence.outside is not None else ()
+    checks.extend(outside)
     answers = Counter(check.agrees for check in checks)
     findings = findings_of(evidence.verdicts, evidence.records)
     named = [NamedCheck(finding.name, check) for finding in findings for check in finding.verdict.checks]
+    named.extend(NamedCheck(words("witnesses.server"), check) for check in outside)
     summary = words(
         "witnesses.summary",
         total=len(checks),

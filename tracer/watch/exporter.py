@@ -8,6 +8,7 @@ from typing import Final, Self
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
+from kvwitness.tracer.model import CrossCheck
 from kvwitness.tracer.outside.counting import CACHED_DEVICE, CACHED_HOST, CACHED_STORAGE, EVICTED, LOADED
 from kvwitness.tracer.outside.records import Counted
 from kvwitness.tracer.watch.tallies import News, disagreements, tokens_by_tier
@@ -98,6 +99,10 @@ class Exporter:
         for what, name in (("loaded back", LOADED), ("evicted", EVICTED)):
             if name in line.gained:
                 self._reported_moves.labels(what).inc(line.gained[name])
+
+    def disagreed(self, check: CrossCheck) -> None:
+        """Count a disagreement between the server's own numbers."""
+        self._disagreements.labels(check.witness).inc()
 
     def unanswered(self) -> None:
         """The server did not answer."""

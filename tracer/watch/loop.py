@@ -18,7 +18,7 @@ from kvwitness.tracer import judgement
 from kvwitness.tracer.bundle.counters import window_between
 from kvwitness.tracer.judgement import Judgement
 from kvwitness.tracer.outside.recorder import Recorder, Stop, Wanted
-from kvwitness.tracer.outside.records import Counted, Line, Unanswered
+from kvwitness.tracer.outside.records import Counted, Line, Server, Unanswered
 from kvwitness.tracer.spans.follow import Follower
 from kvwitness.tracer.watch.tallies import SETTLE_S, News, Tallies
 
@@ -32,6 +32,8 @@ class View(Protocol):
     def news(self, news: News, now_s: float) -> None: ...
 
     def counted(self, line: Counted) -> None: ...
+
+    def server(self, line: Server) -> None: ...
 
     def unanswered(self, line: Unanswered) -> None: ...
 
@@ -98,6 +100,8 @@ class Watcher:
             match line:
                 case Counted():
                     self._answers(line)
+                case Server():
+                    self._view.server(line)
                 case Unanswered():
                     if not self._silent:
                         self._view.gap(f"the server does not answer: {line.problem}")

@@ -14,6 +14,8 @@ from rich.text import Text
 
 from kvwitness.tracer.cli.table import grade_text
 from kvwitness.tracer.model import CrossCheck, RequestVerdict, Tier
+from kvwitness.tracer.outside.counting import EVICTED, LOADED
+from kvwitness.tracer.outside.records import Counted
 from kvwitness.tracer.watch.tallies import News, disagreements, tokens_by_tier
 
 BAR: Final = 24
@@ -68,7 +70,7 @@ class Screen:
         self._checks: deque[tuple[str, CrossCheck]] = deque(maxlen=_GAPS)
         self._moves: deque[tuple[float, float, float, float, int]] = deque()
         self._lost = 0
-        self._outside = ""
+        self._outside: Text | None = None
         self._began: float | None = None
 
     def take(self, news: News, now_s: float) -> None:
@@ -91,9 +93,16 @@ class Screen:
         """Show that something is missing."""
         self._gaps.append(text)
 
-    def outside(self, text: str) -> None:
-        """What the server itself reports."""
-        self._outside = text
+    def disagreement(self, who: str, check: CrossCheck) -> None:
+        """Show two witnesses that contradict each other."""
+        self._checks.append((who, check))
+
+    def outside(self, sentence: str, tokens: dict[Tier, int], line: Counted) -> None:
+        """What the server itself reports: a sentence, prompt tokens by tier so far, and the last interval."""
+        seconds = max((line.at_ns - line.from_ns) / 1e9, 1e-3)
+        loaded, evicted = (line.gained.get(name, 0.0) / seconds for name in (LOADED, EVICTED))
+        self._outside = Text("the server's own counters: ").append_text(bar(tokens))
+        self._outside.append(f" {sentence}; {loaded:.0f} tokens/s loaded back, {evicted:.0f} tokens/s left L1")
 
     def rates(self, now_s: float) -> Rates:
         """Over the last seconds, or since the beginning."""
@@ -112,15 +121,16 @@ class Screen:
             f"{rates.requests:.1f} requests/s, {rates.loaded:.0f} tokens/s loaded back, "
             f"{rates.evicted:.0f} tokens/s left L1, {rates.left_l2:.0f} tokens/s left L2, {self._lost} records lost"
         )
-        if self._outside:
-            yield Text(self._outside)
+        if self._outside is not None:
+            yield self._outside
         if self._rows:
             yield self._table()
-            yield _legend()
-        else:
+        elif self._outside is None:
             yield Text("no request has been judged yet", style="dim")
+        if self._rows or self._outside is not None:
+            yield _legend()
         for rid, check in self._checks:
-            words = f"{rid}: {check.witness}: the events say {check.ours}, the witness {check.theirs}"
+            words = f"{rid}: {check.witness}: {check.ours} against {check.theirs}"
             why = f" ({check.explanation})" if check.explanation else ""
             yield Text.assemble(("DISAGREES ", "bold red"), words + why)
         for gap in self._gaps:
