@@ -141,6 +141,8 @@ def run_abc(
         interrupted = True
         stopped = f"interrupted by the user after {len(runner.records)} requests"
     missing = runner.missing
+    if stopped is None and missing:
+        stopped = "requests failed, and with them their rounds"
     if stopped is not None and options.rounds > 1:
         stopped += f"; missing: {len(missing)} of {options.rounds} rounds"
     return AbcRun(
