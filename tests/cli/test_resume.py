@@ -130,11 +130,17 @@ def test_a_control_that_does_not_start_costs_the_control_alone(kvwitness: Comman
         command = "sh -c 'echo cannot bind; exit 3' --port 1"
         args = ("--prefix-tokens", 320, "--control-cmd", command, "--json")
         result = kvwitness("run", "abc", "--url", server.url, "--out", out, *args)
-    assert result.exit_code == 1
-    assert "cannot bind" in result.stderr
-    assert "the control server ended with status 3" in json.loads(result.stdout)["control"]
-    assert verify_bundle(out).ok
-    assert not (out / "control").exists()
+        assert result.exit_code == 1
+        assert "cannot bind" in result.stderr
+        assert "the control server ended with status 3" in json.loads(result.stdout)["control"]
+        assert verify_bundle(out).ok
+        assert not (out / "control").exists()
+        sent = len(server.generated)
+        with FakeSglang(device_tokens=1024, hicache=False) as other:
+            again = kvwitness("run", "abc", "--url", server.url, "--resume", out, "--control-url", other.url)
+        assert again.exit_code == 0, again.stderr
+        assert len(server.generated) == sent, "only the control was missing"
+    assert verify_bundle(out).ok and (out / "control").exists()
 
 
 def test_a_control_is_a_bundle_within_the_bundle(kvwitness: Command, tmp_path: Path) -> None:

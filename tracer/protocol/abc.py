@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -19,6 +19,7 @@ from kvwitness.tracer.protocol.client import FlushResult, ServerClient
 from kvwitness.tracer.protocol.fit import Finding, Room, Severity, check_fit
 from kvwitness.tracer.protocol.observer import Observer
 from kvwitness.tracer.protocol.options import AbcOptions, Api
+from kvwitness.tracer.protocol.progress import Progress
 from kvwitness.tracer.protocol.prompts import DrawnIds, Prompts, Texts, calibration
 from kvwitness.tracer.protocol.record import RequestRecord
 from kvwitness.tracer.protocol.runner import Before, Eviction, Runner, Stopped, Wave
@@ -29,14 +30,6 @@ from kvwitness.tracer.protocol.workload import choose_vocabulary
 _BYTES_A_TOKEN: Final = 4
 """Where the server does not count: about the mean of English text."""
 _TOKENS_A_WORD: Final = 2.0
-
-
-class Progress(Protocol):
-    """Where the run reports what it is doing."""
-
-    def phase(self, title: str) -> None: ...
-
-    def detail(self, text: str) -> None: ...
 
 
 class UnfitServer(Exception):
