@@ -35,7 +35,7 @@ def test_every_change_is_named_with_its_moments() -> None:
 
 
 def test_other_processes_are_a_restart() -> None:
-    log = logged([read("a"), read("b", started=2.0), read("c", started=None), read("d", started=2.0)])
+    log = logged([read("a"), read("b", started=60.0), read("c", started=None), read("d", started=61.0)])
     assert log.restarts == ("between a and b the server's processes were replaced",)
     assert "cannot be seen from here" in logged([read("a", None), read("b", None)]).processes
 

@@ -80,9 +80,9 @@ class AbcRun(msgspec.Struct, frozen=True):
         """What was sent up to each C, for a control run to send again."""
         done = {record.round for record in self.records if record.series == "C" and record.error is None}
         return tuple(
-            Wave(one.rounds, one.fills, one.first_fill, one.fill_tokens)
+            Wave(rounds, one.fills, one.first_fill, one.fill_tokens)
             for one in self.evictions
-            if done.intersection(one.rounds)
+            if (rounds := tuple(number for number in one.rounds if number in done))
         )
 
 
