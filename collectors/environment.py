@@ -164,9 +164,10 @@ def find_server_processes(url: str) -> ServerProcesses:
 def server_identity(url: str) -> tuple[ProcessIdentity, ...]:
     """The topmost process of the server behind ``url`` and its schedulers; empty where they cannot be seen."""
     tree, _ = server_tree(url)
+    schedulers = sorted((one for one in tree[1:] if _SCHEDULER in _title(one)), key=lambda process: process.pid)
     return tuple(
         ProcessIdentity(process.pid, process.create_time())
-        for process in tree[:1] + [one for one in tree[1:] if _SCHEDULER in _title(one)]
+        for process in (*tree[:1], *schedulers)
         if process.is_running()
     )
 

@@ -11,7 +11,7 @@ from types import FrameType
 
 @contextmanager
 def finishing(say: Callable[[str], None]) -> Iterator[None]:
-    """While a bundle is written Ctrl-C is only answered: what the client recorded exists nowhere else yet."""
+    """While a bundle is written Ctrl-C (and SIGTERM) is only answered: what was recorded exists nowhere else yet."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -21,8 +21,9 @@ def finishing(say: Callable[[str], None]) -> Iterator[None]:
         with suppress(RuntimeError):
             say("the bundle is being written, which takes seconds")
 
-    before = signal.signal(signal.SIGINT, answer)
+    before = {number: signal.signal(number, answer) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

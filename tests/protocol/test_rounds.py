@@ -123,7 +123,7 @@ def test_another_setting_stops_the_run_and_is_named() -> None:
 
 
 def test_a_restart_with_the_same_settings_is_noticed_by_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = iter([1.0, 1.0, 2.0])
+    started = iter([1.0, 2.0, 60.0])
     monkeypatch.setattr(ServerClient, "identity", lambda self: (ProcessIdentity(5, next(started)),))
     with FakeSglang(device_tokens=1024) as server:
         result = run(server)
@@ -213,6 +213,19 @@ def test_a_control_server_may_differ_in_hicache_alone() -> None:
     ):
         with pytest.raises(ControlRefused, match=said):
             check_control(info(), info(**changes))
+
+
+def test_the_load_of_a_run_is_that_of_its_complete_rounds() -> None:
+    with FakeSglang(device_tokens=4096) as server:
+
+        def fail(number: int) -> None:
+            server.faults = {"A": "500"} if number == 1 else {}
+
+        server.before_post = fail
+        result = run(server, repeats=4, order=Order.SERIES)
+    assert [wave.rounds for wave in result.load] == [(0, 2, 3)]
+    assert result.missing == (1,)
+    assert result.stopped == "requests failed, and with them their rounds; missing: 1 of 4 rounds"
 
 
 # --- resuming ------------------------------------------------------------------------------------------

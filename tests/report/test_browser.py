@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
+from .browsers import opened, too_pale
 from .pages import html_of
 from .runs import abc_records, bundle_of, record
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    program = os.environ.get("KVWITNESS_CHROMIUM") or shutil.which("chromium")
-    assert program, "no Chromium: `make browser` installs one, KVWITNESS_CHROMIUM names one"
-    with sync_playwright() as playwright:
-        # A root user has no sandbox to use; the page is the test's own.
-        chromium = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")
@@ -43,17 +31,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=[(1280, "light"), (400, "light"), (1280, "dark"), (400, "dark")])
 def page(request: pytest.FixtureRequest, browser: Browser, report: Path) -> Iterator[Page]:
-    width, scheme = request.param
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    found = context.new_page()
-    wrong: list[str] = []
-    found.on("console", lambda message: wrong.append(message.text))
-    found.on("pageerror", lambda error: wrong.append(str(error)))
-    found.on("request", lambda asked: wrong.append(asked.url) if asked.url != report.as_uri() else None)
-    found.goto(report.as_uri())
-    yield found
-    assert wrong == []
-    context.close()
+    with opened(browser, report, *request.param) as found:
+        yield found
 
 
 def test_everything_is_there_and_nothing_sticks_out(page: Page) -> None:
@@ -70,27 +49,7 @@ def test_everything_is_there_and_nothing_sticks_out(page: Page) -> None:
 
 def test_text_stands_out_from_the_paper(page: Page) -> None:
     """The contrast that WCAG asks of texts (4.5), in both themes, for the page and for its charts."""
-    low = page.evaluate(
-        """() => {
-        const channel = (v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
-        const luminance = (c) => {
-          const [r, g, b] = c.match(/[\\d.]+/g).map(Number);
-          return 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
-        };
-        const paper = luminance(getComputedStyle(document.body).backgroundColor);
-        const contrast = (c) => {
-          const other = luminance(c);
-          return (Math.max(paper, other) + 0.05) / (Math.min(paper, other) + 0.05);
-        };
-        const texts = [...document.querySelectorAll("p, li, td, th, a, summary, .grade, .state")];
-        const drawn = [...document.querySelectorAll("svg text")];
-        return [
-          ...texts.filter((e) => contrast(getComputedStyle(e).color) < 4.5),
-          ...drawn.filter((e) => contrast(getComputedStyle(e).fill) < 4.5),
-        ].map((e) => e.textContent.trim());
-        }"""
-    )
-    assert low == []
+    assert too_pale(page) == []
 
 
 def test_the_filter_by_keyboard(page: Page) -> None:

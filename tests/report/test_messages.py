@@ -40,7 +40,7 @@ WORKED_OUT = {
     *(f"sweep.{standing.value}" for standing in Sweep),
     *(f"control.{standing.value}" for standing in ControlStanding if standing is not ControlStanding.ABSENT),
     *(f"not.control_{standing.value}" for standing in ControlStanding if standing not in CONTROL_WITHOUT_LINE),
-    *(f"control.{name}" for name in ("by_events", "by_answers")),
+    *(f"control.{name}" for name in ("by_events", "by_answers", "by_both")),
     *(f"claim.weak_{name}" for name in ("reported", "consistent", "unknown")),
     *(f"residency.{name}" for name in ("still", "evicted", "freed", "reset")),
     *(f"witnesses.{name}" for name in ("agrees", "explained", "disagrees", "not_comparable")),

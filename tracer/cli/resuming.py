@@ -28,7 +28,7 @@ def resumed(job: Job, bundle: Path) -> Job:
     if opened.changed:
         raise UserError(f"it was changed ({opened.changed[0]})", str(bundle), f"see `kvwitness verify {bundle}`")
     try:
-        earlier = earlier_part(opened.requests, opened.environment)
+        earlier = earlier_part(opened.requests, opened.environment, with_control=job.control is not None)
     except NothingToResume as error:
         raise UserError(str(error), str(bundle), "start a new run") from error
     with job.client() as client:

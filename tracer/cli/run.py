@@ -344,7 +344,8 @@ def _note_ends(done: Done, unmet: Sequence[str]) -> None:
     if done.run.stopped:
         note(f"the run did not reach its end: {done.run.stopped}")
         if done.run.missing and done.run.options.rounds > 1:
-            note(f"go on with: `kvwitness run abc --url {done.run.server.url} --resume {done.bundle.path}`")
+            protocol = "sweep" if done.run.options.lengths else "abc"
+            note(f"go on with: `kvwitness run {protocol} --url {done.run.server.url} --resume {done.bundle.path}`")
     if done.control_failed:
         note(f"the control run: {done.control}")
     for line in unmet:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -19,6 +19,7 @@ from kvwitness.tracer.protocol.client import FlushResult, ServerClient
 from kvwitness.tracer.protocol.fit import Finding, Room, Severity, check_fit
 from kvwitness.tracer.protocol.observer import Observer
 from kvwitness.tracer.protocol.options import AbcOptions, Api
+from kvwitness.tracer.protocol.progress import Progress
 from kvwitness.tracer.protocol.prompts import DrawnIds, Prompts, Texts, calibration
 from kvwitness.tracer.protocol.record import RequestRecord
 from kvwitness.tracer.protocol.runner import Before, Eviction, Runner, Stopped, Wave
@@ -29,14 +30,6 @@ from kvwitness.tracer.protocol.workload import choose_vocabulary
 _BYTES_A_TOKEN: Final = 4
 """Where the server does not count: about the mean of English text."""
 _TOKENS_A_WORD: Final = 2.0
-
-
-class Progress(Protocol):
-    """Where the run reports what it is doing."""
-
-    def phase(self, title: str) -> None: ...
-
-    def detail(self, text: str) -> None: ...
 
 
 class UnfitServer(Exception):
@@ -87,9 +80,9 @@ class AbcRun(msgspec.Struct, frozen=True):
         """What was sent up to each C, for a control run to send again."""
         done = {record.round for record in self.records if record.series == "C" and record.error is None}
         return tuple(
-            Wave(one.rounds, one.fills, one.first_fill, one.fill_tokens)
+            Wave(rounds, one.fills, one.first_fill, one.fill_tokens)
             for one in self.evictions
-            if done.intersection(one.rounds)
+            if (rounds := tuple(number for number in one.rounds if number in done))
         )
 
 
@@ -141,6 +134,8 @@ def run_abc(
         interrupted = True
         stopped = f"interrupted by the user after {len(runner.records)} requests"
     missing = runner.missing
+    if stopped is None and missing:
+        stopped = "requests failed, and with them their rounds"
     if stopped is not None and options.rounds > 1:
         stopped += f"; missing: {len(missing)} of {options.rounds} rounds"
     return AbcRun(

@@ -27,8 +27,13 @@ class Earlier(msgspec.Struct, frozen=True):
     """What the server said of itself then."""
 
 
-def earlier_part(records: Sequence[RequestRecord], environment: Mapping[str, Any]) -> Earlier:
-    """Read the earlier part of a run out of its bundle. Raises :class:`NothingToResume`."""
+def earlier_part(
+    records: Sequence[RequestRecord], environment: Mapping[str, Any], *, with_control: bool = False
+) -> Earlier:
+    """Read the earlier part of a run out of its bundle. Raises :class:`NothingToResume`.
+
+    A run whose rounds are complete can go on when there is a control to be made (``with_control``).
+    """
     run = environment.get("run")
     if not isinstance(run, Mapping) or not isinstance(run.get("options"), Mapping):
         raise NothingToResume("it is no run of the protocol")
@@ -39,7 +44,7 @@ def earlier_part(records: Sequence[RequestRecord], environment: Mapping[str, Any
     except (msgspec.ValidationError, KeyError) as error:
         raise NothingToResume("its conditions are not as this version writes them") from error
     remaining = remaining_of(options, records)
-    if not remaining:
+    if not remaining and not with_control:
         raise NothingToResume("all of its rounds are complete")
     raw = environment.get("raw")
     server = raw.get("server_info") if isinstance(raw, Mapping) else None

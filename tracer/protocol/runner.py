@@ -6,7 +6,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
@@ -17,13 +17,11 @@ from kvwitness.tracer.protocol.fit import Finding, Severity, auto_fills, fill_le
 from kvwitness.tracer.protocol.observer import Observer
 from kvwitness.tracer.protocol.options import AbcOptions
 from kvwitness.tracer.protocol.parallel import ManyInterrupted, generate_all
+from kvwitness.tracer.protocol.progress import Progress
 from kvwitness.tracer.protocol.prompts import Prompt, Prompts, Round
 from kvwitness.tracer.protocol.record import RequestRecord
 from kvwitness.tracer.protocol.settings import SettingsRead, flat_settings, logged
 from kvwitness.tracer.protocol.waiting import Clock, wait_until, wait_until_quiet
-
-if TYPE_CHECKING:
-    from kvwitness.tracer.protocol.abc import Progress
 
 FILLS_WITHOUT_SIZES: Final = 64
 """Upper bound of the fills when the server does not say how large its pools are."""
@@ -131,7 +129,8 @@ class Runner:
             self._note("no_observer", "no journals to watch: waits go by the server's counters, fills by pool sizes")
         self._snapshot("start")
         self._read_settings("the start")
-        self._warm_up()
+        if self.waves:
+            self._warm_up()
         for wave in self.waves:
             self._wave(wave)
 

@@ -36,6 +36,7 @@ PASSING: Final = (
 )
 """What /server_info tells of the moment or the address, and not of how the server works."""
 
+CLOCK_STEP_S: Final = 5.0
 _OF_HICACHE: Final = ("enable_hierarchical_cache", "hicache_*")
 
 
@@ -84,7 +85,7 @@ def logged(reads: Sequence[SettingsRead]) -> SettingsLog:
     for one, other in pairwise(reads):
         for name, left, right in _differences(one.settings, other.settings):
             changes.append(SettingChange(one.moment, other.moment, name, left, right))
-        if one.processes and other.processes and one.processes != other.processes:
+        if one.processes and other.processes and not _same(one.processes, other.processes):
             restarts.append(f"between {one.moment} and {other.moment} the server's processes were replaced")
     seen = any(read.processes for read in reads)
     return SettingsLog(
@@ -108,6 +109,14 @@ def control_differences(subject: Mapping[str, Any], control: Mapping[str, Any]) 
         for raw in (subject, control)
     )
     return tuple(f"{name}: {left} and {right}" for name, left, right in _differences(one, other))
+
+
+def _same(one: Sequence[ProcessIdentity], other: Sequence[ProcessIdentity]) -> bool:
+    """The same processes. When they started is reckoned from the wall clock, which may be set meanwhile."""
+    return len(one) == len(other) and all(
+        left.pid == right.pid and abs(left.started - right.started) < CLOCK_STEP_S
+        for left, right in zip(one, other, strict=True)
+    )
 
 
 def _differences(one: Mapping[str, str], other: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:

@@ -86,8 +86,7 @@ def _control(outcome: Outcome, words: Words) -> str:
     """By what it is known that the control recomputed."""
     if outcome.control is None:
         return ""
-    key = "by_events" if outcome.control.confirmed == outcome.control.total else "by_answers"
-    return words(f"control.{key}", confirmed=outcome.control.confirmed, total=outcome.control.total)
+    return words(f"control.{outcome.control.known}", confirmed=outcome.control.confirmed, total=outcome.control.total)
 
 
 def _outside(evidence: Evidence, words: Words) -> str:

@@ -74,6 +74,15 @@ def recorded_by(instance: InstanceFacts) -> dict[str, str]:
     return instance_conditions(instance) | dict(_flat("instance.attach", instance.facts.get("attach") or {}, NOT_SET))
 
 
+def server_arguments(environment: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """All that the server answered about itself, as dotted names and values."""
+    raw = environment.get(RAW)
+    answered = raw.get("server_info") if isinstance(raw, Mapping) else None
+    if not isinstance(answered, Mapping):
+        return ()
+    return tuple(pair for key, value in answered.items() for pair in _flat(str(key), value, NOT_SET))
+
+
 def differences(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[Difference, ...]:
     """Each condition that differs, in the order of the first run; also what only one of them has."""
     names = [*one, *(name for name in other if name not in one)]

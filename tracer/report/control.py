@@ -42,6 +42,19 @@ class Control(msgspec.Struct, frozen=True):
     detail: str = ""
     pairs: tuple[SeriesPair, ...] = ()
 
+    @property
+    def known(self) -> str:
+        """By what it is known that the control recomputed: ``by_events``, ``by_answers`` or ``by_both``."""
+        if self.confirmed == self.total:
+            return "by_events"
+        return "by_both" if self.confirmed else "by_answers"
+
+    @property
+    def other_speed(self) -> bool:
+        """Whether A, which is cold in both, took another time: then the two runs differ in more than HiCache."""
+        cold = next((pair.difference.interval for pair in self.pairs if pair.series == "A"), None)
+        return cold is not None and not cold.spans_zero
+
 
 class SeriesPair(msgspec.Struct, frozen=True):
     """Times of one series in the run and in its control. ``difference``: the run's median minus the control's."""

@@ -15,7 +15,7 @@ from kvwitness.tracer.model import EventRef, Grade, LinkEvidence, RangeVerdict, 
 from kvwitness.tracer.report.answers import Answers, answers_of
 from kvwitness.tracer.report.breakeven import BreakEven, breakeven_of
 from kvwitness.tracer.report.claim import Claim, claim_of
-from kvwitness.tracer.report.conditions import recorded_by, unknown_conditions
+from kvwitness.tracer.report.conditions import recorded_by, server_arguments, unknown_conditions
 from kvwitness.tracer.report.control import Control, ControlStanding, SeriesPair
 from kvwitness.tracer.report.load import Evidence
 from kvwitness.tracer.report.messages import Words
@@ -116,6 +116,7 @@ class ControlSection(msgspec.Struct, frozen=True):
     sentence: str
     bad: bool
     pairs: tuple[SeriesPair, ...]
+    notes: tuple[str, ...]
 
 
 class SweepSection(msgspec.Struct, frozen=True):
@@ -152,6 +153,8 @@ class Page(msgspec.Struct, frozen=True):
     witnesses: Witnesses
     settings: tuple[tuple[str, str], ...]
     recorded: tuple[tuple[str, str], ...]
+    arguments: tuple[tuple[str, str], ...]
+    """Every argument of the server, as it answers them."""
     unknown: tuple[str, ...]
     skipped: tuple[tuple[str, str], ...]
     files: tuple[FileEntry, ...]
@@ -202,6 +205,7 @@ def build_page(evidence: Evidence, words: Words) -> Page:
         witnesses=_witnesses(evidence, words),
         settings=tuple(settings_of({k: v for k, v in evidence.environment.items() if k != "unknown"})),
         recorded=tuple(recorded_by(instance).items()) if instance else (),
+        arguments=server_arguments(evidence.environment),
         unknown=unknown_conditions(evidence.environment),
         skipped=tuple((one.name, one.reason) for one in evidence.manifest.skipped_journals),
         files=evidence.manifest.files,
@@ -236,12 +240,12 @@ def _sweep(found: BreakEven, words: Words) -> SweepSection:
 def _control(found: Control | None, words: Words) -> ControlSection | None:
     if found is None or found.standing is ControlStanding.ABSENT:
         return None
-    key = "by_events" if found.confirmed == found.total else "by_answers"
-    known = words(f"control.{key}", confirmed=found.confirmed, total=found.total)
+    known = words(f"control.{found.known}", confirmed=found.confirmed, total=found.total)
     sentence = words(
         f"control.{found.standing.value}", reused=found.reused, total=found.total, detail=found.detail, control=known
     )
-    return ControlSection(sentence, found.standing is not ControlStanding.RECOMPUTED, found.pairs)
+    notes = [words("control.note"), *([words("control.speed")] if found.other_speed else [])]
+    return ControlSection(sentence, found.standing is not ControlStanding.RECOMPUTED, found.pairs, tuple(notes))
 
 
 def _chain(verdict: RequestVerdict, evidence: Evidence, words: Words) -> Chain | None:
