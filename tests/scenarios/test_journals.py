@@ -191,6 +191,21 @@ def test_s17_resident_in_l2_and_not_matched() -> None:
     assert verdict.ranges[0].reason is Reason.RESIDENT_NOT_MATCHED
 
 
+def test_s26_without_the_server_s_word_on_tiers_the_chain_alone_carries_the_claim() -> None:
+    """SGLang 0.5.6 to 0.5.8 say how much was cached, and not where."""
+    s = server()
+    for rid, tokens in (("a", A), ("fill", FILL), ("c", A)):
+        s.serve([(rid, tokens)])
+    silent = [
+        dataclasses.replace(e, cached_device=-1, cached_host=-1, cached_storage=-1) if isinstance(e, ev.Released) else e
+        for e in s.events
+    ]
+    verdict = verdict_of(silent, "c")
+    assert verdict.sentence == "L2 read confirmed"
+    # Who spoke, and what of: nobody about a tier.
+    assert [check.witness for check in verdict.checks] == ["cached tokens by the scheduler"]
+
+
 def test_s28_counters_that_are_summed_over_the_ranks() -> None:
     journals = []
     for rank in range(2):
