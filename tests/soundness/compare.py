@@ -98,8 +98,8 @@ def compare(events: Sequence[Event]) -> Outcome:
 def _missing(r: RangeVerdict) -> str:
     """Which links the product misses, and why the first one of them, without what is particular to the journal."""
     links = ", ".join(sorted({link.link.value for link in r.missing}))
-    why = r.missing[0].detail if r.missing else r.detail
-    why = re.sub(r"\brequest-?\S*", "request", re.sub("[0-9]+", "N", why))
+    why = (r.missing[0].detail if r.missing else r.detail).split("; ")[0]
+    why = re.sub(r"\brequest-?\S*", "request", re.sub("(?<![0-9L])[0-9]+", "N", why))
     return f"{links}: {why}"
 
 
