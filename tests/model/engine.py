@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import array
 import hashlib
+import importlib
 import os
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -121,8 +122,8 @@ class Engine:
         self.requests: dict[str, Any] = {}
         """SGLang's own request objects, of every request that was ever computed."""
         self.witness = _witness()
-        self._schedule = __import__("sglang.srt.managers.scheduler", fromlist=["Scheduler"])
-        self._io = __import__("sglang.srt.managers.io_struct", fromlist=["AbortReq"])
+        self._schedule = importlib.import_module("sglang.srt.managers.scheduler")
+        self._io = importlib.import_module("sglang.srt.managers.io_struct")
         self.scheduler = self._start(model)
         self.tree = self.scheduler.tree_cache
         self.controller = self.tree.cache_controller
@@ -255,7 +256,8 @@ class Engine:
         req = self.requests[rid]
         return self.prefixes.of((*req.origin_input_ids, *req.output_ids))
 
-    def _requests(self) -> Iterable[Any]:
+    def open_requests(self) -> Iterable[Any]:
+        """SGLang's own request objects of all that wait or run."""
         found = list(self.scheduler.waiting_queue)
         for batch in (self.scheduler.running_batch, self.scheduler.last_batch):
             found += batch.reqs if batch else []
@@ -290,7 +292,7 @@ class Engine:
         """Device slots in the rows of requests that run: not all of them belong to the cache."""
         table, page = self.scheduler.req_to_token_pool.req_to_token, self.settings.page_size
         pages: set[int] = set()
-        for req in self._requests():
+        for req in self.open_requests():
             if req.kv.req_pool_idx is not None:
                 row = table[int(req.kv.req_pool_idx), : req.kv.kv_allocated_len]
                 pages.update((row // page).tolist())

@@ -45,7 +45,7 @@ class Workload(RuleBasedStateMachine):
         self.engine.begin()
 
     def _open(self) -> set[str]:
-        return {req.rid for req in self.engine._requests() if not req.finished()}
+        return {req.rid for req in self.engine.open_requests() if not req.finished()}
 
     # --- rules ---------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -45,7 +46,7 @@ def main() -> int:
     arguments = parser.parse_args()
     enter_stand()
     # Imported once, before the processes part.
-    __import__("sglang.srt.managers.scheduler")
+    importlib.import_module("sglang.srt.managers.scheduler")
     failed = 0
     for number in arguments.settings:
         child = os.fork()

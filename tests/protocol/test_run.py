@@ -46,6 +46,15 @@ def test_c_asks_exactly_what_a_asked_and_b_shares_only_the_prefix() -> None:
     assert result.records[-1] is c
 
 
+def test_turns_of_one_conversation_go_on_where_the_answer_ended() -> None:
+    with FakeSglang() as server:
+        result = run(server, with_options(turns=True, keep_prompts=True))
+    a, b, c = (result.one(name) for name in "ABC")
+    assert a is not None and b is not None and c is not None
+    assert b.prompt_tokens == a.prompt_tokens + len(a.output_ids) + QUICK.question_tokens
+    assert c.prompt_sha256 == b.prompt_sha256 != a.prompt_sha256
+
+
 def test_filling_ends_as_soon_as_the_prefix_is_seen_to_have_left_l1() -> None:
     with FakeSglang() as server:
         result = run(server)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -98,8 +99,16 @@ def compare(events: Sequence[Event]) -> Outcome:
             elif r.grade in CLAIMED:
                 agreed += 1
             elif why is None:
-                missed.append(_difference(verdict, r, ", ".join(sorted({m.link.value for m in r.missing})) or r.detail))
+                missed.append(_difference(verdict, r, _missing(r)))
     return Outcome(tuple(false), tuple(missed), agreed)
+
+
+def _missing(r: RangeVerdict) -> str:
+    """Which links the product misses, and why the first one of them, without what is particular to the journal."""
+    links = ", ".join(sorted({link.link.value for link in r.missing}))
+    why = (r.missing[0].detail if r.missing else r.detail).split("; ")[0]
+    why = re.sub(r"\brequest-?\S*", "request", re.sub("(?<![0-9L])[0-9]+", "N", why))
+    return f"{links}: {why}"
 
 
 def _difference(verdict: RequestVerdict, r: RangeVerdict, why: str) -> Difference:

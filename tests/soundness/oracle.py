@@ -369,17 +369,24 @@ class Oracle:
         )
 
     def _born(self, use: Use, before: int, epoch: int, low: int, high: int) -> list[ev.Prefill]:
-        """The passes in which ``use`` itself computed the block."""
+        """The passes in which ``use`` itself computed the block, or behind the last of which it generated it."""
         return [
             e
             for attempt in use.attempts
             for e in attempt.events
             if isinstance(e, ev.Prefill)
             and e.start <= low
-            and high <= e.end
+            and (high <= e.end or self._generated(attempt, e, before))
             and e.seq < before
             and self.line.epoch_of[e.seq] == epoch
         ]
+
+    def _generated(self, attempt: Attempt, last: ev.Prefill, before: int) -> bool:
+        """Did the request decode behind this pass until ``before``? Decoding leaves no events of its own."""
+        return bool(last.last) and any(
+            isinstance(e, ev.PrefillDone) and e.batch == last.batch and e.output_tokens and last.seq < e.seq < before
+            for e in attempt.events
+        )
 
     def _in_l1(
         self, attempt: Attempt, match: ev.Matched, history: list[L1Event], first: int, low: int, high: int

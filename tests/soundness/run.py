@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -86,12 +87,19 @@ def one(name: str, base: Sequence[Event], seed: int, number: int) -> tuple[list[
     return mutant(random.Random(f"{seed}/{number}/{name}"), base)
 
 
+@cache
+def _sources() -> tuple[list[tuple[str, list[Event]]], ...]:
+    """All journals, those recorded, those that begin with a snapshot, those with digests: read once in a process."""
+    found = sorted(bases().items())
+    recorded = [item for item in found if not item[0].startswith("simulated")]
+    return found, recorded, sorted(attached_bases().items()), sorted(digested_bases().items())
+
+
 def search(numbers: Sequence[int], seed: int) -> Tally:
     """Compare product and oracle on these mutants."""
     tally = Tally()
-    all_bases = sorted(bases().items())
-    recorded = [item for item in all_bases if not item[0].startswith("simulated")]
-    extra = {1: sorted(attached_bases().items()), 2: sorted(digested_bases().items())}
+    all_bases, recorded, attached, digested = _sources()
+    extra = {1: attached, 2: digested}
     for number in (n for each in numbers for n in ([each, -each] if each % EXTRA_EVERY in extra else [each])):
         chosen = extra[-number % EXTRA_EVERY] if number < 0 else recorded if number % 8 == 0 else all_bases
         name, base = random.Random(f"{seed}/{number}").choice(chosen)
@@ -105,7 +113,7 @@ def search(numbers: Sequence[int], seed: int) -> Tally:
 
 
 def _cause(difference: Difference) -> str:
-    return f"{difference.tier}: {difference.why[:100]}"
+    return f"{difference.tier}: {difference.why[:150]}"
 
 
 def _search(job: tuple[Sequence[int], int]) -> Tally:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import msgspec
+
 from kvwitness.collectors.journal import Journal
 from kvwitness.patches.schema import events as ev
 from kvwitness.tracer.bundle.read import open_bundle, read_bundle_journals
@@ -66,6 +68,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--setting", action="append", choices=list(SETTINGS), help="only this one")
     parser.add_argument("--out", type=Path, default=Path("out/settings"))
+    parser.add_argument("--rows", type=Path, help="append each row to this file as soon as it is there")
     arguments = parser.parse_args()
     rows: list[SettingRow] = []
     words: dict[str, str] = {}
@@ -77,6 +80,9 @@ def main() -> int:
             if row.bundle:
                 agrees, words[row.setting] = judged(row)
             wrong += not ((row.right and agrees) or row.refused)
+            if arguments.rows is not None:
+                with arguments.rows.open("a") as out:
+                    out.write(json.dumps([msgspec.to_builtins(row), words.get(row.setting, "")]) + "\n")
     print_settings(rows, words)
     print(f"{len(rows)} settings, {wrong} not as they should be")
     return int(wrong > 0)

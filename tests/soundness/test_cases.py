@@ -80,6 +80,29 @@ def test_two_requests_with_one_prefix_in_one_batch() -> None:
     assert confirmed(s.events) == {("c", "L2", 0, 64)}
 
 
+def test_a_node_that_is_split_while_it_is_loaded() -> None:
+    """Both parts are in L1 when the load-back is complete, also the one that no path of it has."""
+    s = server(l1=160)
+    s.serve([("a", A)])
+    s.serve([("fill", tuple(range(3000, 3160)))])
+    s.serve([("c", A), ("d", (*A[:32], 7, 8, 9))])
+    s.serve([("e", A)])
+    assert confirmed(s.events) == {("c", "L2", 0, 64), ("e", "L1", 0, 64)}
+
+
+def test_a_split_of_a_node_that_took_the_place_of_a_lost_one() -> None:
+    """The first node for this prefix has left both tiers: a later one in its place is the one that is split."""
+    s = server(l1=128, l2=96)
+    s.serve([("a", A)])
+    s.serve([("fill", FILL)])
+    s.serve([("fill2", tuple(range(4000, 4097)))])
+    assert not any(n.tokens[:1] == A[:1] for n in s.nodes())
+    s.serve([("again", A)])
+    s.serve([("b", (*A[:32], *range(700, 710)))])
+    s.serve([("c", A)])
+    assert confirmed(s.events) == {("b", "L1", 0, 32), ("c", "L1", 0, 64)}
+
+
 def _after_a_refused_admission(rid: str) -> Server:
     """A load-back is queued and completes, the request is not admitted, and is matched again, now in L1."""
     s = server()

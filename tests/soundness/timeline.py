@@ -271,8 +271,10 @@ class Timeline:
         """A new number on a path: the part in front of a node that began there, if the record shows which.
 
         The path goes on through that node, or the digests say it: no two children of a node begin with the same
-        page, so one equal page behind the common start is enough.
+        page, so one equal page behind the common start is enough. Two that do cannot have been there together: the
+        later one took the place of the earlier one.
         """
+        found: list[tuple[int, int]] = []
         for (epoch, node), start in self._starts.items():
             if epoch != self._epoch or start != step.start:
                 continue
@@ -280,9 +282,12 @@ class Timeline:
             if seen[-1].step.end > step.end and any(
                 node in path or s.use is use or reach(s.use, use)[0] >= start + self.page for s in seen
             ):
-                self.split_from[(epoch, step.node)] = node
-                self._starts[(epoch, node)] = step.end
-                return
+                gone = [event.seq for when, event in self.evicted if when == epoch and event.node == node]
+                found.append((max([seen[-1].seq, *gone]), node))
+        if found:
+            _, node = max(found)
+            self.split_from[(self._epoch, step.node)] = node
+            self._starts[(self._epoch, node)] = step.end
 
     def ancestors(self, epoch: int, node: int) -> set[int]:
         """What a node was split off from, and that from what, as far as the record shows it."""
