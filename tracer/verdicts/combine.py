@@ -19,28 +19,56 @@ from kvwitness.tracer.model import (
     Tier,
 )
 from kvwitness.tracer.verdicts.links import REMEDY
-from kvwitness.tracer.verdicts.recorded import named, places
+from kvwitness.tracer.verdicts.recorded import Place, named, places
 from kvwitness.tracer.verdicts.request import overall_grade
 from kvwitness.tracer.verdicts.sentences import sentence
 
 
 def combine(verdicts: Sequence[RequestVerdict], instances: Sequence[InstanceFacts]) -> tuple[RequestVerdict, ...]:
-    """One verdict per request id and use, in the order of their queueing."""
+    """One verdict per request id and use, in the order of their queueing.
+
+    An id that a client used on two data-parallel ranks, or again after a restart, is of two requests.
+    """
     by_instance = {instance.instance: instance for instance in instances}
-    groups: dict[tuple[str, int], list[RequestVerdict]] = defaultdict(list)
+    starts = _starts(instances)
+    groups: dict[tuple[str, int, int, int], list[RequestVerdict]] = defaultdict(list)
     uses: dict[tuple[str, str], int] = defaultdict(int)
     for verdict in verdicts:
         key = (verdict.rid, verdict.instance)
         if verdict.attempt == 1:
             uses[key] += 1
-        groups[(verdict.rid, uses[key])].append(verdict)
+        place = _place(by_instance[verdict.instance])
+        replica = place[0] if place is not None else 0
+        groups[(verdict.rid, replica, starts[verdict.instance], uses[key])].append(verdict)
     return tuple(_combine_one(group, by_instance) for group in groups.values())
 
 
+def _place(instance: InstanceFacts) -> Place | None:
+    """Which rank of its server an instance is; None where it does not say."""
+    _, seen = places([instance])
+    return next(iter(seen), None)
+
+
+def _starts(instances: Sequence[InstanceFacts]) -> dict[str, int]:
+    """For each instance, how often its rank had been started before: another process in its place is a restart."""
+    found: dict[str, int] = {}
+    pids: dict[Place, list[int]] = defaultdict(list)
+    for instance in sorted(instances, key=lambda one: one.wall_ns):
+        place = _place(instance)
+        if place is None:
+            found[instance.instance] = 0
+            continue
+        if instance.pid not in pids[place]:
+            pids[place].append(instance.pid)
+        found[instance.instance] = pids[place].index(instance.pid)
+    return found
+
+
 def _combine_one(group: list[RequestVerdict], instances: dict[str, InstanceFacts]) -> RequestVerdict:
-    last: dict[str, RequestVerdict] = {}
+    # By rank: two journals of one rank are not two ranks.
+    last: dict[Place | str, RequestVerdict] = {}
     for verdict in group:
-        last[verdict.instance] = verdict
+        last[_place(instances[verdict.instance]) or verdict.instance] = verdict
     ranks = list(last.values())
     weakest = min(ranks, key=_strength)
     wrong = _missing_ranks(ranks, instances) or _divergence(ranks)
