@@ -12,15 +12,17 @@ from kvwitness.tracer import judgement
 from kvwitness.tracer.bundle.abc import why_stopped
 from kvwitness.tracer.bundle.layout import MANIFEST, REQUESTS, VERDICTS
 from kvwitness.tracer.bundle.places import no_bundle, recorded_journals
-from kvwitness.tracer.bundle.read import open_bundle
+from kvwitness.tracer.bundle.read import open_bundle, read_bundle_journals
 from kvwitness.tracer.bundle.rows import one_of_series
 from kvwitness.tracer.bundle.snapshot import snapshot_bytes
 from kvwitness.tracer.bundle.verify import verify_bundle
 from kvwitness.tracer.cli.bundles import bundle_errors
 from kvwitness.tracer.cli.errors import UserError
 from kvwitness.tracer.cli.output import note
+from kvwitness.tracer.ledger.derive import derive
 from kvwitness.tracer.model import RequestVerdict
 from kvwitness.tracer.protocol.record import RequestRecord
+from kvwitness.tracer.verdicts.l3 import storage_changes
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -29,6 +31,8 @@ class Evidence(msgspec.Struct, frozen=True):
     path: str
     verdicts: tuple[RequestVerdict, ...]
     requests: tuple[RequestRecord, ...]
+    storage: tuple[str, ...]
+    """What became of attachings and detachings of a storage backend (L3); not known of a bundle that is not whole."""
     intact: bool | None
     """Whether a bundle verifies: files as written, verdicts that follow from them. None for a folder of journals."""
 
@@ -51,13 +55,15 @@ def load_evidence(path: Path) -> Evidence:
             note(f"error: {path}: this bundle does not verify ({report.problems[0]}); see `kvwitness verify {path}`")
         if stopped := why_stopped(bundle.environment):
             note(f"warning: {path}: the run did not reach its end: {stopped}")
-        return Evidence(str(path), bundle.verdicts, bundle.requests, report.ok)
+        journals = read_bundle_journals(path) if report.ok else ()
+        storage = storage_changes([derive(j) for j in journals if j.role == judgement.SCHEDULER_ROLE])
+        return Evidence(str(path), bundle.verdicts, bundle.requests, tuple(storage), report.ok)
     if not path.is_dir():
         raise _nothing(path)
     if (path / REQUESTS).exists() or (path / VERDICTS).exists():
         raise UserError(f"{MANIFEST} is missing: not a complete bundle", str(path), f"see `kvwitness verify {path}`")
-    journals = read_folder(path)
-    return Evidence(str(path), judgement.judge(journals).verdicts, (), None)
+    judged = judgement.judge(read_folder(path))
+    return Evidence(str(path), judged.verdicts, (), tuple(storage_changes(judged.instances)), None)
 
 
 def read_folder(folder: Path) -> list[Journal]:

@@ -34,13 +34,17 @@ def show(ctx: click.Context, path: Path, with_health_checks: bool, as_json: bool
     evidence = load_evidence(path)
     rows = rows_of(evidence.verdicts, evidence.requests)
     if as_json:
-        print_json({"path": evidence.path, "intact": evidence.intact, "requests": rows})
+        print_json(
+            {"path": evidence.path, "intact": evidence.intact, "requests": rows, "storage": list(evidence.storage)}
+        )
     else:
         shown = [row for row in rows if with_health_checks or not _is_health_check(row)]
         if shown:
             print_requests(shown, doubt=evidence.doubt)
         else:
             click.echo(f"no requests yet in {path}")
+        for line in evidence.storage:
+            note(line)
         if count := len(rows) - len(shown):
             note(f"left out: {count} health check{'' if count == 1 else 's'} of the server itself (--all shows them)")
     ctx.exit(1 if evidence.intact is False else 0)
