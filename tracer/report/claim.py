@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from kvwitness.tracer.bundle.rows import one_of_series
-from kvwitness.tracer.model import Grade
+from kvwitness.tracer.model import Grade, Link
 from kvwitness.tracer.report.load import Evidence
 from kvwitness.tracer.report.messages import Words
 from kvwitness.tracer.report.outcome import Outcome, Standing
@@ -125,7 +125,7 @@ def _why(evidence: Evidence, outcome: Outcome, words: Words) -> Iterator[Why]:
         named = {gap.link for gap in outcome.gaps}
         for instance in evidence.instances:
             for link, why in unsound_links(instance).items():
-                if link not in named:
+                if link not in named and link is not Link.CONTENT:  # No claim is weaker without it.
                     yield Why(words("why.unsound", link=link_in(words, link), instance=instance.instance), why)
 
 
