@@ -74,7 +74,7 @@ class Job:
 
         parts: list[Any] = []
         for indices, chosen in self.sources:
-            pages = indices.view(-1, page)
+            pages = indices.reshape(-1, page)
             parts += [pages[chosen]] if isinstance(chosen, slice) else [pages[i : i + 1] for i in chosen]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

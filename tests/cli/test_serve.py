@@ -52,6 +52,16 @@ def test_the_child_sees_the_way_in(program: list[str], home: Path) -> None:
     assert [path.name for path in home.iterdir()] == ["data"]
 
 
+def test_the_share_of_pages_to_compare_reaches_the_child(program: list[str], home: Path) -> None:
+    show = "import os; print(os.environ['KVWITNESS_DIGEST'])"
+    command = [*program, "serve", "--dir", "data", "--digest", "1/4", "--", sys.executable, "-c", show]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "1/4\n"
+    command[command.index("1/4")] = "half"
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "half" in refused.stderr and "sample, all and 1/N" in refused.stderr
+
+
 def test_on_standby_the_child_is_told_so(program: list[str], home: Path) -> None:
     show = "import os; print(os.environ['KVWITNESS_STANDBY'], os.environ['KVWITNESS_DIR'])"
     command = [*program, "serve", "--dir", "data", "--standby", "--", sys.executable, "-c", show]

@@ -238,6 +238,8 @@ def test_off_means_off() -> None:
         ("KVWITNESS_QUOTA_MB", "0"),
         ("KVWITNESS_FAULT", "explode"),
         ("KVWITNESS_FAULT", "drop"),
+        ("KVWITNESS_DIGEST", "some"),
+        ("KVWITNESS_DIGEST", "1/0"),
     ],
 )
 def test_a_wrong_setting_is_named(name: str, value: str) -> None:

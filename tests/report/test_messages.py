@@ -117,3 +117,21 @@ def test_remedies_are_those_of_the_verdicts() -> None:
     for link, remedy in REMEDY.items():
         assert remedy_in(ENGLISH, link, remedy) == (remedy, "")
     assert remedy_in(words_for("ru"), Link.READ, "another way") == ("", "another way")
+
+
+@pytest.mark.parametrize(
+    ("sentence", "begin", "rest"),
+    [
+        ("L2 read verified", "чтение из L2 проверено по содержимому", ""),
+        (
+            "L2 read verified (6 of 94 pages sampled), with 64 tokens of L2",
+            "чтение из L2 проверено по содержимому (проверено страниц: 6 из 94)",
+            ", with 64 tokens of L2",
+        ),
+        ("L2 read corrupted: the page of ...", "чтение из L2: данные искажены", ": the page of ..."),
+    ],
+)
+def test_sentences_about_content_are_translated(sentence: str, begin: str, rest: str) -> None:
+    assert sentence_in(words_for("ru"), sentence) == (begin, rest)
+    english = sentence_in(words_for("en"), sentence)
+    assert "".join(english) == sentence

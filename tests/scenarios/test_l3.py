@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from journal_tools import renumbered
 from soundness.compare import journal_as_read
@@ -15,7 +16,12 @@ from soundness.simulate import Node, Server
 
 from kvwitness.patches.schema import events as ev
 from kvwitness.tracer.judgement import judge
+from kvwitness.tracer.ledger.derive import derive
+from kvwitness.tracer.ledger.facts import InstanceFacts
 from kvwitness.tracer.model import Grade, Link, Reason, RequestVerdict, Tier
+from kvwitness.tracer.spans import semconv as sc
+from kvwitness.tracer.spans.build import build_spans
+from kvwitness.tracer.verdicts.l3 import storage_changes
 
 A = tuple(range(65))
 """64 tokens in four pages, and one that is always computed."""
@@ -201,3 +207,58 @@ def test_a_part_of_it_from_storage_is_read_and_the_rest_is_computed() -> None:
     verdict = read_from_storage(stored=32)
     assert verdict.sentence == "L3 read confirmed"
     assert (verdict.tokens.l3, verdict.tokens.recomputed) == (32, 33)
+
+
+ON, OFF = "file (prefetch policy timeout): attached", "Reject attach: scheduler is not idle."
+
+
+def rank(number: int, *changes: tuple[int, int, str]) -> InstanceFacts:
+    server = Server(number, page=16, l1=96, l2=96, quiet=True)
+    for change in changes:
+        server.emit(ev.StorageChanged, *change)
+    facts = derive(journal_as_read(server.events))
+    ranks = {"dp_rank": number, "dp_size": 2, "tp_size": 1, "pp_size": 1}
+    return msgspec.structs.replace(facts, instance=f"scheduler-{number}", facts={**facts.facts, "ranks": ranks})
+
+
+def test_a_partial_detach_is_shown_as_what_it_is() -> None:
+    """Two dp ranks: one detaches, the other is busy and refuses. The first one is not attached again."""
+    busy = (0, 0, "Reject detach: scheduler is not idle.")
+    lines = storage_changes([rank(0, (1, 1, ON), (0, 1, "Detached.")), rank(1, (1, 1, ON), busy)])
+    assert lines == [
+        f"storage attached: {ON}",
+        "storage detach took effect on rank dp 0 and was refused on rank dp 1 (Reject detach: scheduler is not idle.): "
+        "SGLang rolls nothing back, the ranks differ",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "line"),
+    [
+        ((1, 0, OFF), (1, 0, OFF), f"storage attach refused: {OFF}"),
+        ((0, 1, "Detached."), (0, 1, "Detached."), "storage detached: Detached."),
+        (
+            (1, 1, ON),
+            None,
+            "storage attach took effect on rank dp 0 and was not recorded on rank dp 1: "
+            "SGLang rolls nothing back, the ranks differ",
+        ),
+    ],
+)
+def test_every_rank_answers_for_itself(
+    first: tuple[int, int, str], second: tuple[int, int, str] | None, line: str
+) -> None:
+    assert storage_changes([rank(0, first), rank(1, *([second] if second else []))]) == [line]
+
+
+def test_attaching_and_detaching_are_events_of_the_epoch_s_span() -> None:
+    server = Server(0, page=16, l1=400, l2=800, quiet=True)
+    server.emit(*TIER)
+    server.serve([(FIRST, A)])
+    server.emit(ev.StorageChanged, 0, 0, "Reject detach: scheduler is not idle.")
+    spans = build_spans(judge([journal_as_read(renumbered(server.events))]))
+    changed = [e for span in spans if span.name == sc.EPOCH for e in span.events if e.name == sc.STORAGE_CHANGED]
+    assert [(e.attributes[sc.STORAGE_ATTACH], e.attributes[sc.STORAGE_DONE]) for e in changed] == [
+        (True, True),
+        (False, False),
+    ]

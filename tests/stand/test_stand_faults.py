@@ -14,6 +14,8 @@ from kvwitness.patches.stand.faults import Fault, UnknownFaultError, parse_fault
         ("copy-skip", (Fault("copy-skip"),)),
         ("copy-zero:d2h", (Fault("copy-zero", "d2h"),)),
         ("copy-corrupt:h2d", (Fault("copy-corrupt", "h2d"),)),
+        ("host-flip", (Fault("host-flip"),)),
+        ("host-flip:3", (Fault("host-flip", layer=3),)),
         ("copy-delay:2.5", (Fault("copy-delay", None, 2.5),)),
         ("copy-delay:20:h2d", (Fault("copy-delay", "h2d", 20.0),)),
         (
@@ -47,6 +49,9 @@ def test_known_faults(text: str, expected: tuple[Fault, ...]) -> None:
         "copy-delay:inf",
         "copy-delay:20:h2d:x",
         "load-back-too-short:h2d",
+        "host-flip:h2d",
+        "host-flip:-1",
+        "host-flip:1:2",
         "copy-zero,copy-zero",
     ],
 )

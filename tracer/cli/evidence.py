@@ -20,9 +20,11 @@ from kvwitness.tracer.bundle.witnesses import Outside, derive_outside
 from kvwitness.tracer.cli.bundles import bundle_errors
 from kvwitness.tracer.cli.errors import UserError
 from kvwitness.tracer.cli.output import note
+from kvwitness.tracer.ledger.derive import derive
 from kvwitness.tracer.model import RequestVerdict
 from kvwitness.tracer.outside.records import FILES, is_recording
 from kvwitness.tracer.protocol.record import RequestRecord
+from kvwitness.tracer.verdicts.l3 import storage_changes
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -31,6 +33,8 @@ class Evidence(msgspec.Struct, frozen=True):
     path: str
     verdicts: tuple[RequestVerdict, ...]
     requests: tuple[RequestRecord, ...]
+    storage: tuple[str, ...]
+    """What became of attachings and detachings of a storage backend (L3); not known of a bundle that is not whole."""
     intact: bool | None
     """Whether a bundle verifies: files as written, verdicts that follow from them. None for a folder of journals."""
 
@@ -53,13 +57,15 @@ def load_evidence(path: Path) -> Evidence:
             note(f"error: {path}: this bundle does not verify ({report.problems[0]}); see `kvwitness verify {path}`")
         if stopped := why_stopped(bundle.environment):
             note(f"warning: {path}: the run did not reach its end: {stopped}")
-        return Evidence(str(path), bundle.verdicts, bundle.requests, report.ok)
+        journals = read_bundle_journals(path) if report.ok else ()
+        storage = storage_changes([derive(j) for j in journals if j.role == judgement.SCHEDULER_ROLE])
+        return Evidence(str(path), bundle.verdicts, bundle.requests, tuple(storage), report.ok)
     if not path.is_dir():
         raise _nothing(path)
     if (path / REQUESTS).exists() or (path / VERDICTS).exists():
         raise UserError(f"{MANIFEST} is missing: not a complete bundle", str(path), f"see `kvwitness verify {path}`")
-    journals = read_folder(path)
-    return Evidence(str(path), judgement.judge(journals).verdicts, (), None)
+    judged = judgement.judge(read_folder(path))
+    return Evidence(str(path), judged.verdicts, (), tuple(storage_changes(judged.instances)), None)
 
 
 def load_outside(path: Path) -> Outside | None:

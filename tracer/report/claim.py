@@ -7,7 +7,8 @@ from typing import Final
 
 import msgspec
 
-from kvwitness.tracer.model import Grade
+from kvwitness.tracer.bundle.rows import one_of_series
+from kvwitness.tracer.model import Grade, Link
 from kvwitness.tracer.report.answers import answers_of
 from kvwitness.tracer.report.control import ControlStanding
 from kvwitness.tracer.report.load import Evidence
@@ -162,7 +163,7 @@ def _why(evidence: Evidence, outcome: Outcome, words: Words) -> Iterator[Why]:
         named = {gap.link for gap in outcome.gaps}
         for instance in evidence.instances:
             for link, why in unsound_links(instance).items():
-                if link not in named:
+                if link not in named and link is not Link.CONTENT:  # No claim is weaker without it.
                     yield Why(words("why.unsound", link=link_in(words, link), instance=instance.instance), why)
 
 

@@ -75,11 +75,24 @@ def _epoch(index: InstanceIndex, epoch: int) -> SpanSpec:
         end_ns=end_ns,
         resource=index.resource,
         attributes=known(attributes) | pool_attributes(facts),
-        events=(EventSpec(sc.FLUSH, end_ns),) if end is not None else (),
+        events=(*_storage_changes(index, begin, end), *((EventSpec(sc.FLUSH, end_ns),) if end is not None else ())),
         unit=f"epoch {index.epoch_ref(epoch).span_id}",
         open=is_open,
         complete=index.over(epoch),
     )
+
+
+def _storage_changes(index: InstanceIndex, begin: Moment | None, end: Moment | None) -> Iterator[EventSpec]:
+    """What became of the storage backend within an epoch."""
+    for change in index.facts.storage.changes:
+        seq = change.moment.seq
+        if (begin is None or begin.seq < seq) and (end is None or seq < end.seq):
+            attributes: dict[str, Value] = {
+                sc.STORAGE_ATTACH: change.attach,
+                sc.STORAGE_DONE: change.ok,
+                sc.STORAGE_MESSAGE: change.message,
+            }
+            yield EventSpec(sc.STORAGE_CHANGED, index.wall(change.moment.t_ns), attributes)
 
 
 def _eviction(index: InstanceIndex, call: EvictionCall) -> Iterator[SpanSpec]:

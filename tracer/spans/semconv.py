@@ -99,6 +99,9 @@ FIRST_TOKEN: Final = _event("hicache.first_token", "The result with the first ou
 RETRACTED: Final = _event("hicache.retracted", "The request lost its place and was queued again.")
 TRANSFER_STARTED: Final = _event("hicache.transfer.started", "The copy was launched, perhaps merged with others.")
 FLUSH: Final = _event("hicache.flush", "The whole cache was reset; what it held is gone.")
+STORAGE_CHANGED: Final = _event(
+    "hicache.storage.changed", "The storage backend was attached or detached on this rank, or that was refused."
+)
 RANGE: Final = _event("kvwitness.range", "The verdict about one token range of the request.")
 
 # --- link relations ------------------------------------------------------------------------------------
@@ -258,6 +261,9 @@ PREFETCH_COMPLETED: Final = _attribute(
 PREFETCH_EXISTING: Final = _attribute("hicache.prefetch.existing_tokens", "int", "{token}", "Of these, in L2 already.")
 PREFETCH_LOADED: Final = _attribute("hicache.prefetch.loaded_tokens", "int", "{token}", "Of these, new in L2.")
 PREFETCH_DEADLINE: Final = _attribute("hicache.prefetch.deadline", "boolean", "", "Cut short by the prefetch policy.")
+STORAGE_ATTACH: Final = _attribute("hicache.storage.attach", "boolean", "", "Attached; false: detached.")
+STORAGE_DONE: Final = _attribute("hicache.storage.done", "boolean", "", "It took effect on this rank; false: refused.")
+STORAGE_MESSAGE: Final = _attribute("hicache.storage.message", "string", "", "What SGLang answered.")
 EVICTION_CALL: Final = _attribute("hicache.eviction.call", "int", "", "Number of the eviction within the process.")
 EVICTION_CAUSE: Final = _attribute("hicache.eviction.cause", "string", "", "What needed room.")
 EVICTION_ASKED: Final = _attribute("hicache.eviction.asked_tokens", "int", "{token}", "Tokens that were to be freed.")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import msgspec
 
 from kvwitness.patches.schema.events import StorageWork
 from kvwitness.tracer.ledger.facts import (
+    InstanceFacts,
     LoadSegment,
     Moment,
     Prefetch,
@@ -146,3 +148,34 @@ def storage_alarm(view: InstanceView, request: RequestFacts) -> list[str]:
         f"storage (L3): no backup was acknowledged since event {broken.moment.seq} ({broken.error}), "
         f"{queued} were handed over: what L3 holds is not known"
     ]
+
+
+def storage_changes(instances: Sequence[InstanceFacts]) -> list[str]:
+    """What became of each attaching and detaching of a storage backend, over all ranks: one line each.
+
+    Every rank is asked and answers for itself. SGLang takes nothing back where one of them refuses.
+    """
+    told: list[str] = []
+    for answers in zip_longest(*(instance.storage.changes for instance in instances)):
+        by_rank = [(_rank(i), c) for i, c in zip(instances, answers, strict=True)]
+        done = [(rank, c) for rank, c in by_rank if c is not None and c.ok]
+        refused = [(rank, c) for rank, c in by_rank if c is not None and not c.ok]
+        silent = [rank for rank, c in by_rank if c is None]
+        one = next(c for _, c in by_rank if c is not None)
+        what = "attach" if one.attach else "detach"
+        if not refused and not silent:
+            told.append(f"storage {what}ed: {one.message}")
+        elif not done and not silent:
+            told.append(f"storage {what} refused: {refused[0][1].message}")
+        else:
+            parts = [f"took effect on {', '.join(rank for rank, _ in done)}"] if done else []
+            parts += [f"was refused on {rank} ({c.message})" for rank, c in refused]
+            parts += [f"was not recorded on {', '.join(silent)}"] if silent else []
+            told.append(f"storage {what} {' and '.join(parts)}: SGLang rolls nothing back, the ranks differ")
+    return told
+
+
+def _rank(instance: InstanceFacts) -> str:
+    ranks = instance.facts.get("ranks") or {}
+    named = [f"{n} {ranks[f'{n}_rank']}" for n in ("dp", "tp", "pp") if (ranks.get(f"{n}_size") or 1) > 1]
+    return f"rank {' '.join(named)}" if named else instance.instance
