@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -115,3 +118,30 @@ def test_a_recording_that_was_not_finished_is_shown(tmp_path: Path) -> None:
         (folder / name).write_bytes(raw.splitlines(keepends=True)[0] if name == RECORDING else raw)
     shown = kvwitness("show", folder)
     assert "reported by the server, not confirmed" in shown and "the collector was killed" in shown
+
+
+def test_the_same_witnesses_give_the_same_bytes_in_every_process(tmp_path: Path) -> None:
+    path = bundle(tmp_path, hooks=True)
+    kept = recording()[KV_EVENTS].splitlines(keepends=True)[12:]
+    code = (
+        "import sys, hashlib\nfrom pathlib import Path\n"
+        "from kvwitness.tracer.bundle.read import read_bundle_journals, read_bundle_witnesses\n"
+        "from kvwitness.tracer.bundle.witnesses import derive_outside, encode_outside\n"
+        "from kvwitness.tracer.judgement import judge\n"
+        "path = Path(sys.argv[1])\njournals = read_bundle_journals(path)\n"
+        "files = {**read_bundle_witnesses(path), 'kv-events.jsonl': Path(sys.argv[2]).read_bytes()}\n"
+        "found = derive_outside(files, journals, judge(journals).instances)\n"
+        "print(len(found.agreements[0].differences), hashlib.sha256(encode_outside(found)).hexdigest())\n"
+    )
+    (tmp_path / "kv").write_bytes(b"".join(kept))
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", code, str(path), str(tmp_path / "kv")],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(said) == 1 and not said.pop().startswith("0 "), "there are differences, with an example each"

@@ -39,7 +39,7 @@ class Name(StrEnum):
 
 
 EXPLANATION: Final[dict[Name, str]] = {
-    Name.BEFORE_RECORDING: "it began before the KV events were recorded",
+    Name.BEFORE_RECORDING: "it began before the KV events were recorded, or before the journal",
     Name.GAP: "messages of the KV events are missing around it",
     Name.LOAD_UNDER_WAY: "KV events count a load-back as in L1 when it is queued, the hooks when it has completed",
     Name.PUT_BACK_WITHOUT_EVENT: (
@@ -235,7 +235,8 @@ def _match(mine: _Stays, theirs: _Stays) -> tuple[list[tuple[_Stay, _Stay]], _Le
     pairs: list[tuple[_Stay, _Stay]] = []
     only_mine: _Left = []
     only_theirs: _Left = []
-    for cell in mine.keys() | theirs.keys():
+    # Sorted: the same evidence gives the same bytes, whatever the order of a set is.
+    for cell in sorted(mine.keys() | theirs.keys()):
         waiting = list(theirs.get(cell, ()))
         in_order = list(zip(mine.get(cell, ()), waiting, strict=False))
         if len(mine.get(cell, ())) == len(waiting) and all(_overlap(a, b) and _end_alike(a, b) for a, b in in_order):
@@ -347,14 +348,14 @@ class _Context:
         return Name.UNEXPLAINED
 
     def _of_events(self, tier: str, cell: str, stay: _Stay, hooks: _Stays) -> Name:
+        if stay.since < self._facts.wall_ns:
+            return Name.BEFORE_RECORDING
+        if stay.since > self._journal_end + TOLERANCE_NS:
+            return Name.AFTER_THE_END
         if cell not in self._digested:
             return Name.NOT_DIGESTED
         if self._near_gap(stay):
             return Name.GAP
-        if stay.since < self._facts.wall_ns:
-            return Name.BEFORE_RECORDING
-        if stay.since > self._journal_end:
-            return Name.AFTER_THE_END
         if (tier == "L1" and self._overfull) or (self._no_removals(tier) and stay.until is None):
             return Name.REMOVAL_NOT_SENT
         mine = hooks.get(cell, ())
