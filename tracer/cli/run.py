@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from kvwitness.tracer.addresses import is_web_address
 from kvwitness.tracer.bundle.layout import sha256
 from kvwitness.tracer.bundle.rows import rows_of
 from kvwitness.tracer.bundle.write import check_destination
@@ -265,6 +266,8 @@ def _control_of(url: str | None, command: str | None) -> ControlServer | None:
         control = control_server(url, command)
     except ValueError as error:
         raise UserError(f"it is no command: {error}", "--control-cmd", "quote it as a shell would want it") from error
+    if control is not None and not is_web_address(control.url):
+        raise UserError("it is not the address of a server", f"--control-url {control.url!r}", "write http://HOST:PORT")
     return control
 
 
