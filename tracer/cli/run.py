@@ -22,7 +22,6 @@ from kvwitness.tracer.cli.findings import note_findings
 from kvwitness.tracer.cli.output import json_option, note, print_json
 from kvwitness.tracer.cli.program import program
 from kvwitness.tracer.cli.resuming import resumed
-from kvwitness.tracer.cli.sweeping import echo_sweep
 from kvwitness.tracer.cli.table import print_requests
 from kvwitness.tracer.protocol.options import AbcOptions, Api, Order
 from kvwitness.tracer.protocol.questions import BadQuestions, read_questions
@@ -222,6 +221,9 @@ def sweep_command(
     if as_json:
         _report(done, (), as_json)
     else:
+        # Statistics take a second to load, and may be left out where only runs are made.
+        from kvwitness.tracer.cli.sweeping import echo_sweep
+
         echo_sweep(done.run.records, done.bundle.verdicts)
         click.echo(f"bundle: {done.bundle.path}")
         note_findings(done.run.findings)
