@@ -207,10 +207,10 @@ def sweep_command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Measure TTFT cold, from L1 and from L2 over prefix lengths: from which length does an L2 read pay?
+    """Measure from which prefix length on an L2 read pays.
 
-    Each round is A (cold), B (L1), an eviction and C (L2) with a prefix of its own, the lengths in turn. The answer may
-    be "never on this stand".
+    TTFT is measured cold, from L1 and from L2: each round is A (cold), B (L1), an eviction and C (L2) with a prefix of
+    its own, the lengths in turn. The answer may be "never on this stand".
 
     \b
     Example:
