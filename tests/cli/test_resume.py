@@ -206,6 +206,7 @@ def test_options_are_checked_in_one_line(kvwitness: Command, tmp_path: Path) -> 
         (("abc", "--url", url, "--out", tmp_path / "o", "--document", tmp_path / "no"), "it cannot be read"),
         (("abc", "--url", url, "--out", tmp_path / "o", "--questions", questions), "B needs another question"),
         (("abc", "--url", url, "--out", tmp_path / "o", "--control-cmd", "'"), "it is no command"),
+        (("abc", "--url", url, "--out", tmp_path / "o", "--control-url", "host"), "not the address of a server"),
         (("sweep", "--url", url, "--out", tmp_path / "o", "--lengths", "12"), "a sweep needs two lengths"),
     ):
         result = kvwitness("run", *args)

@@ -6,7 +6,7 @@ import hashlib
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvwitness.tracer.protocol.workload import (
@@ -19,6 +19,7 @@ from kvwitness.tracer.protocol.workload import (
 )
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 2**48), prefix=st.integers(1, 200), question=st.integers(1, 20), last=st.integers(3, 4000))
 def test_a_and_b_part_exactly_after_the_prefix(seed: int, prefix: int, question: int, last: int) -> None:
     work = build_workload(seed, prefix, question, Vocabulary(1, last))
@@ -28,6 +29,7 @@ def test_a_and_b_part_exactly_after_the_prefix(seed: int, prefix: int, question:
     assert {1 <= token <= last for token in (*work.prompt_a, *work.prompt_b, *work.unrelated(3))} == {True}
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 2**48))
 def test_unrelated_prompts_share_not_even_their_first_token(seed: int) -> None:
     work = build_workload(seed, 32, 4, Vocabulary())

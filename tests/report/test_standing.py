@@ -231,7 +231,7 @@ def test_an_empty_bundle(tmp_path: Path) -> None:
 
 def test_answers_that_differ_are_said(tmp_path: Path) -> None:
     claim = page_of(bundle_of(tmp_path / "b", abc_records(output_ids=(9,)))).text("claim")
-    assert "The answers differ: only 0 of 1 requests of C" in claim
+    assert "The answers differ: the tokens of only 0 of 1 requests of C" in claim
     assert "could not be compared" in page_of(bundle_of(tmp_path / "n", abc_records(output_ids=()))).text("claim")
 
 

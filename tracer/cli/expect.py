@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from kvwitness.tracer.bundle.rows import one_of_series
 from kvwitness.tracer.model import Grade, RequestVerdict, Tier
 from kvwitness.tracer.protocol.record import RequestRecord
 
@@ -13,18 +12,29 @@ EXPECTED: Final[Mapping[str, Tier]] = {"A": Tier.RECOMPUTED, "B": Tier.L1, "C": 
 
 
 def unmet_expectations(verdicts: Sequence[RequestVerdict], records: Sequence[RequestRecord]) -> tuple[str, ...]:
-    """A line for each of A, B and C that is not confirmed to be what the protocol is about."""
+    """A line for each request of A, B and C that is not confirmed to be what the protocol is about."""
     latest = {verdict.rid: verdict for verdict in verdicts}
     lines = []
     for series, tier in EXPECTED.items():
-        record = one_of_series(records, series)
-        if record is None:
+        sent = _first_of_each(records, series)
+        if not sent:
             lines.append(f"{series} was not sent")
-            continue
-        line = _unmet(latest.get(record.rid), tier)
-        if line is not None:
-            lines.append(f"{series} ({record.rid}): {line}")
+        for record in sent:
+            line = _unmet(latest.get(record.rid), tier)
+            if line is not None:
+                lines.append(f"{series} ({record.rid}): {line}")
     return tuple(lines)
+
+
+def _first_of_each(records: Sequence[RequestRecord], series: str) -> list[RequestRecord]:
+    """The requests of a series; of A only the first with each prompt, since a second one reuses it already."""
+    sent = sorted((record for record in records if record.series == series), key=lambda record: record.order)
+    if series != "A":
+        return sent
+    first: dict[tuple[int | None, str], RequestRecord] = {}
+    for record in sent:
+        first.setdefault((record.round, record.prompt_sha256), record)
+    return list(first.values())
 
 
 def met_expectations() -> str:

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from kvwitness.tracer.addresses import is_web_address
 from kvwitness.tracer.bundle.layout import sha256
 from kvwitness.tracer.bundle.rows import rows_of
 from kvwitness.tracer.bundle.write import check_destination
@@ -21,7 +22,6 @@ from kvwitness.tracer.cli.findings import note_findings
 from kvwitness.tracer.cli.output import json_option, note, print_json
 from kvwitness.tracer.cli.program import program
 from kvwitness.tracer.cli.resuming import resumed
-from kvwitness.tracer.cli.sweeping import echo_sweep
 from kvwitness.tracer.cli.table import print_requests
 from kvwitness.tracer.protocol.options import AbcOptions, Api, Order
 from kvwitness.tracer.protocol.questions import BadQuestions, read_questions
@@ -207,10 +207,10 @@ def sweep_command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Measure TTFT cold, from L1 and from L2 over prefix lengths: from which length does an L2 read pay?
+    """Measure from which prefix length on an L2 read pays.
 
-    Each round is A (cold), B (L1), an eviction and C (L2) with a prefix of its own, the lengths in turn. The answer may
-    be "never on this stand".
+    TTFT is measured cold, from L1 and from L2: each round is A (cold), B (L1), an eviction and C (L2) with a prefix of
+    its own, the lengths in turn. The answer may be "never on this stand".
 
     \b
     Example:
@@ -221,6 +221,9 @@ def sweep_command(
     if as_json:
         _report(done, (), as_json)
     else:
+        # Statistics take a second to load, and may be left out where only runs are made.
+        from kvwitness.tracer.cli.sweeping import echo_sweep
+
         echo_sweep(done.run.records, done.bundle.verdicts)
         click.echo(f"bundle: {done.bundle.path}")
         note_findings(done.run.findings)
@@ -265,6 +268,8 @@ def _control_of(url: str | None, command: str | None) -> ControlServer | None:
         control = control_server(url, command)
     except ValueError as error:
         raise UserError(f"it is no command: {error}", "--control-cmd", "quote it as a shell would want it") from error
+    if control is not None and not is_web_address(control.url):
+        raise UserError("it is not the address of a server", f"--control-url {control.url!r}", "write http://HOST:PORT")
     return control
 
 

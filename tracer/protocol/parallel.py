@@ -27,8 +27,8 @@ class ManyInterrupted(KeyboardInterrupt):
 def generate_all(calls: Sequence[GenerateCall], clients: int, generate: Generate) -> list[RequestRecord]:
     """Send ``calls`` by up to ``clients`` at once and return their records in the order of ``calls``.
 
-    ``generate`` must not raise, but for :class:`RequestInterrupted` on the main thread, where a single client's calls
-    run. Raises :class:`ManyInterrupted` on Ctrl-C; threads that still wait for an answer are left to end by themselves.
+    A single client's calls run on the calling thread. Raises :class:`ManyInterrupted` on Ctrl-C, and threads that still
+    wait for an answer are then left to end by themselves; and whatever ``generate`` raises, once all calls have ended.
     """
     if clients == 1 or len(calls) == 1:
         return _one_by_one(calls, generate)
@@ -37,6 +37,7 @@ def generate_all(calls: Sequence[GenerateCall], clients: int, generate: Generate
         waiting.put(call)
     started: dict[int, tuple[int, float]] = {}
     done: dict[int, RequestRecord] = {}
+    failures: list[BaseException] = []
     ended: queue.SimpleQueue[int] = queue.SimpleQueue()
     stop = threading.Event()
 
@@ -47,7 +48,10 @@ def generate_all(calls: Sequence[GenerateCall], clients: int, generate: Generate
             except queue.Empty:
                 return
             started[call.order] = time.time_ns(), time.monotonic()
-            done[call.order] = generate(call)
+            try:
+                done[call.order] = generate(call)
+            except BaseException as error:  # nobody else would see it, and the main thread would wait for ever
+                failures.append(error)
             ended.put(call.order)
 
     try:
@@ -65,6 +69,8 @@ def generate_all(calls: Sequence[GenerateCall], clients: int, generate: Generate
         sent = [call for call in calls if call.order in started]
         records = [done.get(call.order) or interrupted_record(call, *started[call.order]) for call in sent]
         raise ManyInterrupted(records) from error
+    if failures:
+        raise failures[0]
     return [done[call.order] for call in calls]
 
 

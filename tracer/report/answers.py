@@ -102,7 +102,8 @@ def repeats_of(records: Sequence[RequestRecord]) -> Repeats:
     by_ids = [(a.output_ids, c.output_ids) for a, c in pairs if a.output_ids and c.output_ids]
     if by_ids:
         return Repeats(len(by_ids), sum(a == c for a, c in by_ids), False)
-    by_text = [(a.text, c.text) for a, c in pairs if a.text or c.text]
+    # An endpoint that answers no ids answers none for either.
+    by_text = [(a.text, c.text) for a, c in pairs if not a.output_ids and not c.output_ids and (a.text or c.text)]
     return Repeats(len(by_text), sum(a == c for a, c in by_text), bool(by_text))
 
 
