@@ -19,7 +19,7 @@ Told = dict[str, dict[str, Any]]
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, Any]]:
     """What one process per setting (Rust and Python core) printed."""
-    result = start("--cases", "--workloads", "4", "--steps", "10", "--settings", "0", "1")
+    result = start("--cases", "--workloads", "6", "--steps", "16", "--settings", "0", "1")
     assert result.returncode == 0, f"{result.stdout[-6000:]}\n{result.stderr[-6000:]}"
     return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
 

@@ -89,13 +89,13 @@ def _verdicts(result: DemoResult) -> dict[str, RequestVerdict | None]:
     return {s: latest.get(record.rid) if record is not None else None for s, record in records.items()}
 
 
-def row_of(release: str, result: DemoResult, attempt: int = 1, repeated: str = "A") -> MatrixRow:
-    """What a demo came to. ``repeated``: the request whose prompt C sends again."""
-    records = {series: one_of_series(result.run.records, series) for series in (repeated, "C")}
+def row_of(release: str, result: DemoResult, attempt: int = 1, repeated: str | None = "A") -> MatrixRow:
+    """What a demo came to. ``repeated``: the request whose answer C's is compared with; None: with none."""
+    first = one_of_series(result.run.records, repeated) if repeated is not None else None
     verdicts = _verdicts(result)
     instance = _instance(result.bundle.path)
     hooks = relevant_hooks(instance) if instance is not None else []
-    same = _same_answer(records[repeated], records["C"])
+    same = _same_answer(first, one_of_series(result.run.records, "C"))
     facts = instance.facts if instance is not None else {}
     return MatrixRow(
         release=release,
@@ -107,7 +107,7 @@ def row_of(release: str, result: DemoResult, attempt: int = 1, repeated: str = "
         sentences={s: v.sentence if v is not None else "no verdict" for s, v in verdicts.items()},
         same_tokens=same,
         attempts=attempt,
-        right=same is True and all(_is_right(s, v) for s, v in verdicts.items()),
+        right=(same is True or repeated is None) and all(_is_right(s, v) for s, v in verdicts.items()),
     )
 
 
