@@ -7,7 +7,6 @@ from typing import Final
 
 import msgspec
 
-from kvwitness.tracer.bundle.rows import one_of_series
 from kvwitness.tracer.model import Grade, Link
 from kvwitness.tracer.report.answers import answers_of
 from kvwitness.tracer.report.control import ControlStanding
