@@ -289,6 +289,15 @@ class Timeline:
             self.split_from[(self._epoch, step.node)] = node
             self._starts[(self._epoch, node)] = step.end
 
+    def _bytes_fit(self, event: ev.TransferStarted) -> bool:
+        """Tokens times bytes per token; state of further pools comes on top."""
+        per_token = int(self.instance.get("bytes_per_token") or 0)
+        if per_token <= 0:
+            return False
+        if len(self.instance.get("pools") or ()) > 1:
+            return event.bytes >= event.tokens * per_token
+        return event.bytes == event.tokens * per_token
+
     def ancestors(self, epoch: int, node: int) -> set[int]:
         """What a node was split off from, and that from what, as far as the record shows it."""
         found: set[int] = set()
@@ -411,7 +420,7 @@ class Timeline:
             wrong = "the transfer's nodes are not those that wait"
         elif event.tokens != sum(c.queued.tokens for c in waiting) + sum(tokens for _, tokens in unseen):
             wrong = "the transfer's tokens do not add up"
-        elif event.bytes != event.tokens * int(self.instance.get("bytes_per_token") or -1):
+        elif not self._bytes_fit(event):
             wrong = "the transfer's bytes do not add up"
         elif len(set(event.nodes)) != len(event.nodes):
             wrong = "a node twice in one transfer"
