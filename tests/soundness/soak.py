@@ -148,12 +148,11 @@ def _mib(process: psutil.Process) -> float:
     return float(process.memory_info().rss) / 2**20
 
 
-def _wait_until_quiet(url: str, data: Path) -> None:
+def _wait_until_quiet(data: Path) -> None:
     """The server has nothing to do any more: its journal stands still."""
     (journal,) = find_journals(data)
     size, since = -1, time.monotonic()
     while time.monotonic() - since < _QUIET_S:
-        httpx.get(f"{url}/health", trust_env=False, timeout=60.0).raise_for_status()
         now = len(read_journal(journal).events)
         if now != size:
             size, since = now, time.monotonic()
@@ -186,7 +185,7 @@ def main() -> int:
                     print(
                         f"{load.answers} answers, {load.given_up} given up, scheduler {memory[-1]:.0f} MiB", flush=True
                     )
-            _wait_until_quiet(server.url, data)
+            _wait_until_quiet(data)
             _ask(data, DETACH)
             _ask(data, ATTACH)
             _ask(data, DETACH)
