@@ -190,7 +190,7 @@ def main() -> int:
             _ask(data, ATTACH)
             _ask(data, DETACH)
         before, after = sorted(_journals(data), key=lambda journal: journal.wall_ns)
-        size, lost = Path(before.path).stat().st_size, before.lost_quota + before.lost_oversize
+        size, lost = (data / before.path).stat().st_size, before.lost_quota + before.lost_oversize
         started = time.monotonic()
         judgement = judge([before])
         took = time.monotonic() - started
