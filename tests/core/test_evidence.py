@@ -329,26 +329,29 @@ def test_buffer_only_host_memory_is_not_a_tier() -> None:
     assert verdict.grade is not Grade.CONFIRMED and "transit" in str(verdict.ranges)
 
 
-def test_a_rank_that_was_not_recorded_caps_the_group() -> None:
-    def two_ranks(event: ev.Facts) -> ev.Facts:
-        return dataclasses.replace(
-            event, json=event.json.replace('"tp_size":1', '"tp_size":2').replace('"attn_tp_size":1', '"attn_tp_size":2')
-        )
+def _rank(number: int) -> list[ev.Event]:
+    """The run as rank ``number`` of two would have recorded it."""
+    numbers = {"tp_size": 2, "attn_tp_size": 2, "tp_rank": number, "attn_tp_rank": number}
 
-    events = changed(EVENTS, ev.Facts, two_ranks)
-    alone = judged(events)
+    def of_two(event: ev.Facts) -> ev.Facts:
+        if event.kind != ev.FactKind.INSTANCE:
+            return event
+        facts = json.loads(event.json)
+        return dataclasses.replace(event, json=json.dumps(facts | {"ranks": facts["ranks"] | numbers}))
+
+    return changed(EVENTS, ev.Facts, of_two)
+
+
+def test_a_rank_that_was_not_recorded_caps_the_group() -> None:
+    alone = judged(_rank(0))
     assert all(v.grade is not Grade.CONFIRMED for v in alone.verdicts)
-    both = judge([journal_of(events, "scheduler-1-1.kvwj"), journal_of(events, "scheduler-2-1.kvwj")])
+    both = judge([journal_of(_rank(0), "scheduler-1-1.kvwj"), journal_of(_rank(1), "scheduler-2-1.kvwj")])
     assert about(both, C).grade is Grade.CONFIRMED
 
 
 def test_ranks_that_disagree_cap_the_group() -> None:
-    def two_ranks(event: ev.Facts) -> ev.Facts:
-        return dataclasses.replace(event, json=event.json.replace('"attn_tp_size":1', '"attn_tp_size":2'))
-
-    events = changed(EVENTS, ev.Facts, two_ranks)
-    short = changed(events, ev.Prefill, lambda e: dataclasses.replace(e, start=max(e.start - 16, 0)))
-    verdict = about(judge([journal_of(events, "scheduler-1-1.kvwj"), journal_of(short, "scheduler-2-1.kvwj")]), C)
+    short = changed(_rank(1), ev.Prefill, lambda e: dataclasses.replace(e, start=max(e.start - 16, 0)))
+    verdict = about(judge([journal_of(_rank(0), "scheduler-1-1.kvwj"), journal_of(short, "scheduler-2-1.kvwj")]), C)
     assert verdict.grade is not Grade.CONFIRMED
     assert verdict.reason is Reason.RANKS_DIVERGE
 

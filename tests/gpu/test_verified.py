@@ -51,12 +51,9 @@ def test_other_bytes_after_the_load_refute_the_read() -> None:
         assert verdict.sentence.startswith("L2 read corrupted")
 
 
-def _flipped(digests: object) -> object:
-    if isinstance(digests, bytes):
-        return bytes([digests[0] ^ 1]) + digests[1:]
-    assert isinstance(digests, tuple) and digests
+def _flipped(digests: tuple[bytes, ...]) -> tuple[bytes, ...]:
     first = digests[0]
-    return (first ^ 1 if isinstance(first, int) else _flipped(first), *digests[1:])
+    return (bytes([first[0] ^ 1]) + first[1:], *digests[1:])
 
 
 @pytest.mark.parametrize("kind", [ev.BackupDigested, ev.LoadDigested])

@@ -66,7 +66,7 @@ def test_s04_s18_a_prompt_that_the_chunk_rule_kept_from_being_backed_up() -> Non
     again, third = verdict_of(s.events, "again"), verdict_of(s.events, "third")
     assert again.sentence == (
         "recomputed: never backed up to L2 (no backup of this prefix of request first to L2 was acknowledged "
-        "(write policy write_through))"
+        "(write policy write_through); dropped without a backup from L1 for request fill)"
     )
     assert again.ranges[0].reason is Reason.NEVER_BACKED_UP
     assert third.sentence == "L2 read confirmed"
@@ -95,8 +95,8 @@ def test_s07_one_rank_loads_a_page_more_than_the_other() -> None:
     assert verdict.reason is Reason.RANKS_DIVERGE
     assert verdict.grade not in (Grade.CONFIRMED, Grade.VERIFIED)
     assert verdict.sentence == (
-        "L2 read unknown: missing link record_complete (scheduler-0-0 says L1 0, L2 64, L3 0, recomputed 1, "
-        "scheduler-1-1 says L1 0, L2 48, L3 0, recomputed 17)"
+        "L2 read reported by the server, not confirmed: missing link record_complete "
+        "(scheduler-0-0 says L1 0, L2 64, L3 0, recomputed 1, scheduler-1-1 says L1 0, L2 48, L3 0, recomputed 17)"
     )
 
 
