@@ -86,6 +86,7 @@ def test_c_never_sent(tmp_path: Path) -> None:
         (Reason.NEVER_BACKED_UP, Cause.NEVER_BACKED_UP),
         (Reason.PROMISED_NOT_LOADED, Cause.NOT_LOADED),
         (Reason.RESIDENT_NOT_MATCHED, Cause.NOT_MATCHED),
+        (Reason.RESIDENT_ELSEWHERE, Cause.ELSEWHERE),
         (Reason.PREFIX_CHANGED, Cause.PREFIX_CHANGED),
         (Reason.INCONCLUSIVE, Cause.RECOMPUTED),
     ],

@@ -44,6 +44,7 @@ class Cause(StrEnum):
     NEVER_BACKED_UP = "never_backed_up"
     NOT_LOADED = "not_loaded"
     NOT_MATCHED = "not_matched"
+    ELSEWHERE = "elsewhere"
     PREFIX_CHANGED = "prefix_changed"
     CORRUPTED = "corrupted"
     RECOMPUTED = "recomputed"
@@ -57,6 +58,7 @@ _BY_REASON: Final[Mapping[Reason, Cause]] = {
     Reason.NEVER_BACKED_UP: Cause.NEVER_BACKED_UP,
     Reason.PROMISED_NOT_LOADED: Cause.NOT_LOADED,
     Reason.RESIDENT_NOT_MATCHED: Cause.NOT_MATCHED,
+    Reason.RESIDENT_ELSEWHERE: Cause.ELSEWHERE,
     Reason.PREFIX_CHANGED: Cause.PREFIX_CHANGED,
     Reason.CORRUPTION_SUSPECTED: Cause.CORRUPTED,
 }
