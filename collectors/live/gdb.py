@@ -162,7 +162,9 @@ def _not_injected(said: list[str]) -> NotInjected:
         return NotInjected("it has ended")
     if "Operation not permitted" in text:
         return NotInjected("ptrace is not permitted", denied=True)
-    return NotInjected(f"gdb says: {said[-1] if said else 'nothing'}")
+    # That it let go is always the last thing that it says.
+    why = [line for line in said if not line.startswith("[Inferior")]
+    return NotInjected(f"gdb says: {why[-1] if why else 'nothing'}")
 
 
 def _version() -> str:
