@@ -11,6 +11,7 @@ still for 17 s, without them for 0.2 s.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tempfile
@@ -36,6 +37,14 @@ _QUIET: Final = (
 _MMAP_TYPE: Final = "unsigned long (*)(unsigned long, unsigned long, int, int, int, long)"
 _READ_WRITE: Final = 3
 _PRIVATE_ANONYMOUS: Final = 0x22
+
+
+GDB_VARIABLE: Final = "KVWITNESS_GDB"
+
+
+def gdb_command() -> str:
+    """The gdb to use: what ``KVWITNESS_GDB`` names, else the one on PATH."""
+    return os.environ.get(GDB_VARIABLE) or "gdb"
 
 
 class NotInjected(Exception):
@@ -110,7 +119,15 @@ echo {_MARK} let go\\n
 
 
 def _run(folder: str) -> Stop:
-    command = ["gdb", "-nx", "-q", "-batch", *(part for line in _QUIET for part in ("-iex", line)), "-x", "script"]
+    command = [
+        gdb_command(),
+        "-nx",
+        "-q",
+        "-batch",
+        *(part for line in _QUIET for part in ("-iex", line)),
+        "-x",
+        "script",
+    ]
     marks: dict[str, float] = {}
     said: list[str] = []
     # A session of its own: Ctrl-C must not reach it while it holds the process.
@@ -162,12 +179,15 @@ def _not_injected(said: list[str]) -> NotInjected:
         return NotInjected("it has ended")
     if "Operation not permitted" in text:
         return NotInjected("ptrace is not permitted", denied=True)
+    if "extended state" in text:
+        # Seen of gdb 13.1 on a processor with AMX, whose registers are more than it knows; not of cuda-gdb 13.0 there.
+        return NotInjected(f"this gdb is too old for the processor; name a newer one in {GDB_VARIABLE} (cuda-gdb)")
     # That it let go is always the last thing that it says.
     why = [line for line in said if not line.startswith("[Inferior")]
     return NotInjected(f"gdb says: {why[-1] if why else 'nothing'}")
 
 
 def _version() -> str:
-    said = subprocess.run(["gdb", "-nx", "--version"], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"(\d+(?:\.\d+)+)\s*$", said.partition("\n")[0])
-    return f"gdb {found[1]}" if found else "gdb"
+    said = subprocess.run([gdb_command(), "-nx", "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"^.*?(cuda-gdb|GNU gdb).*?(\d+(?:\.\d+)+)\s*$", said, re.MULTILINE)
+    return f"{found[1].removeprefix('GNU ')} {found[2]}" if found else "gdb"

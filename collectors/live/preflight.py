@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 import psutil
 
+from kvwitness.collectors.live.gdb import gdb_command
 from kvwitness.collectors.live.interpreter import Interpreter, NoInterpreter, interpreter_of
 from kvwitness.collectors.target import NoTarget, Target, TargetProcess
 
@@ -81,7 +82,7 @@ def tool_for(interpreter: Interpreter, where: str) -> str:
     """What goes into this Python. Raises :class:`NoTarget` when it is not installed."""
     if interpreter.version[:2] >= OWN_WAY:
         return REMOTE_EXEC
-    if shutil.which(GDB) is None:
+    if shutil.which(gdb_command()) is None:
         raise NoTarget(
             f"gdb is not installed, and Python {interpreter.shown_version} has no other way in",
             where,
