@@ -10,7 +10,6 @@ import contextlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -22,7 +21,9 @@ from kvwitness.tracer.ledger.attached import Unseen
 from kvwitness.tracer.ledger.chains import Chain
 from kvwitness.tracer.ledger.digests import PageDigests
 from kvwitness.tracer.ledger.hostpool import Content, HostView
+from kvwitness.tracer.ledger.opened import OpenBackup, OpenEviction, OpenLoad
 from kvwitness.tracer.ledger.requests import OpenChunk, OpenRequest
+from kvwitness.tracer.ledger.runs import overlap, skip, tiles
 from kvwitness.tracer.ledger.storage import StorageView
 from kvwitness.tracer.ledger.tree import TreeView
 
@@ -31,51 +32,6 @@ ANCHOR_POOL = 0
 
 
 _LEFT_L1 = (ev.Eviction.DEMOTED, ev.Eviction.DROPPED, ev.Eviction.DROPPED_HOST_PRESSURE)
-
-
-@dataclass(slots=True)
-class _OpenBackup:
-    queued: ev.BackupQueued
-    epoch: int
-    rid: str | None
-    content: Content
-    moment: ft.Moment
-    started: ft.Moment | None = None
-    acked: ft.Moment | None = None
-    transfer: int | None = None
-    duration_ns: int | None = None
-
-
-@dataclass(slots=True)
-class _OpenLoad:
-    queued: ev.LoadQueued
-    epoch: int
-    rid: str | None
-    moment: ft.Moment
-    segments: tuple[ft.LoadSegment, ...]
-    path: tuple[ev.PathNode, ...]
-    started: ft.Moment | None = None
-    done: ft.Moment | None = None
-    transfer: int | None = None
-    transfer_tokens: int | None = None
-    transfer_bytes: int | None = None
-    duration_ns: int | None = None
-    freed: bool = False
-    waited: ft.Moment | None = None
-    waited_layers: int = 0
-    read_early: bool = False
-
-
-@dataclass(slots=True)
-class _OpenEviction:
-    begin: ev.EvictBegin
-    epoch: int
-    rids: tuple[str, ...]
-    moment: ft.Moment
-    victims: list[ft.Victim] = field(default_factory=list)
-    freed: int | None = None
-    end: ft.Moment | None = None
-    free: int | None = None
 
 
 class Ledger:
@@ -92,21 +48,21 @@ class Ledger:
         self._open: dict[str, OpenRequest] = {}
         self._attempts: dict[str, int] = defaultdict(int)
         self._requests: list[OpenRequest] = []
-        self._backups: list[_OpenBackup] = []
+        self._backups: list[OpenBackup] = []
         self._backup_nodes: dict[int, int] = {}
-        self._pending_backups: dict[int, list[_OpenBackup]] = defaultdict(list)
-        self._loads: list[_OpenLoad] = []
-        self._copying: dict[int, _OpenLoad] = {}
+        self._pending_backups: dict[int, list[OpenBackup]] = defaultdict(list)
+        self._loads: list[OpenLoad] = []
+        self._copying: dict[int, OpenLoad] = {}
         """Loads of this epoch whose completion was not seen yet."""
-        self._pending_loads: dict[int, list[_OpenLoad]] = defaultdict(list)
-        self._transfers: dict[int, tuple[ev.TransferStarted, list[_OpenLoad]]] = {}
+        self._pending_loads: dict[int, list[OpenLoad]] = defaultdict(list)
+        self._transfers: dict[int, tuple[ev.TransferStarted, list[OpenLoad]]] = {}
         self._transfer_numbers: set[int] = set()
         self._launched = {ev.Direction.D2H: 0, ev.Direction.H2D: 0}
         """The last launch of each direction: what waits for the next one was queued behind it."""
         self._counted = 0
         """The last event that carried the host pool's own count."""
-        self._evictions: dict[int, _OpenEviction] = {}
-        self._evicting: list[_OpenEviction] = []
+        self._evictions: dict[int, OpenEviction] = {}
+        self._evicting: list[OpenEviction] = []
         self._host_evictions: list[ft.HostEviction] = []
         self._freed_since: list[ev.Run] = []
         self._left_l2: list[ft.HostVictim] = []
@@ -431,7 +387,7 @@ class Ledger:
 
     def _evict_begin(self, event: ev.EvictBegin, moment: ft.Moment) -> None:
         rids = tuple(self._texts.get(number, f"#{number}") for number in event.reqs)
-        call = self._evictions[event.call] = _OpenEviction(event, self._epoch, rids, moment)
+        call = self._evictions[event.call] = OpenEviction(event, self._epoch, rids, moment)
         self._evicting.append(call)
 
     def _l1_room(self, event: ev.L1Room, _: ft.Moment) -> None:
@@ -473,7 +429,7 @@ class Ledger:
     def _backup_queued(self, event: ev.BackupQueued, moment: ft.Moment) -> None:
         chain = self._owner_of_backup(event)
         content = Content("backup", event.seq, self._epoch, chain, event.node, event.start, event.end)
-        backup = _OpenBackup(event, self._epoch, self._name(event.req), content, moment)
+        backup = OpenBackup(event, self._epoch, self._name(event.req), content, moment)
         self._backups.append(backup)
         self._backup_nodes[event.seq] = event.node
         self._pending_backups[event.node].append(backup)
@@ -535,7 +491,7 @@ class Ledger:
             if twice:
                 return "copies a node that was queued twice"
         else:
-            loads: list[_OpenLoad] = []
+            loads: list[OpenLoad] = []
             for node in event.nodes:
                 pending = self._pending_loads.get(node)
                 if pending:
@@ -587,10 +543,10 @@ class Ledger:
             self._gap(event.seq, "a load-back was queued for a request that was not matched")
         else:
             path = request.match.path
-            if request.admitted is not None or not _tiles(path, event.start, event.end):
+            if request.admitted is not None or not tiles(path, event.start, event.end):
                 self._gap(event.seq, "a load-back was queued for tokens that its request's match did not find")
         segments = tuple(self._with_tail(segment, path) for segment in segments)
-        load = _OpenLoad(event, self._epoch, rid, moment, segments, path)
+        load = OpenLoad(event, self._epoch, rid, moment, segments, path)
         self._tree.loading(event.start, event.end, path, event.seq, moment)
         self._loads.append(load)
         self._copying[event.seq] = load
@@ -663,7 +619,7 @@ class Ledger:
     def _lost_while_copying(self, slots: tuple[ev.Run, ...] | None) -> None:
         """Slots (None: all) were given back or taken for something else: a read of them under way is worth nothing."""
         for load in self._copying.values():
-            if slots is None or _overlap(load.queued.slots, slots):
+            if slots is None or overlap(load.queued.slots, slots):
                 load.freed = True
 
     def _check_count(self, event: ev.HostAlloc | ev.HostFree, change: int) -> None:
@@ -741,7 +697,7 @@ class Ledger:
             return
         # The copies of what L2 held already were freed; the rest is new L2 content from storage.
         begin = event.start + event.existing
-        kept = _skip(event.slots, event.existing)
+        kept = skip(event.slots, event.existing)
         content = Content("prefetch", event.seq, self._epoch, self._chain(event.req), -1, begin, begin + event.loaded)
         content.usable = moment
         if not self._host.written(kept, content):
@@ -793,7 +749,7 @@ class Ledger:
 
     def _freeze(self) -> ft.InstanceFacts:
         journal = self._journal
-        backups = {b.queued.seq: _freeze_backup(b) for b in self._backups}
+        backups = {b.queued.seq: b.freeze() for b in self._backups}
         return ft.InstanceFacts(
             instance=journal.instance,
             role=journal.role,
@@ -805,9 +761,9 @@ class Ledger:
             hook_failures=self._failures,
             requests=tuple(r.freeze(self._traceparents.get(r.rid)) for r in self._requests),
             backups=tuple(backups.values()),
-            evictions=tuple(_freeze_eviction(e) for e in self._evictions.values()),
+            evictions=tuple(e.freeze() for e in self._evictions.values()),
             host_evictions=tuple(self._host_evictions),
-            loads=tuple(self._checked(_freeze_load(load), backups) for load in self._loads),
+            loads=tuple(self._checked(load.freeze(), backups) for load in self._loads),
             prefetches=tuple(self._prefetches),
             residencies=tuple(self._residencies),
             found=tuple(self._found),
@@ -827,91 +783,6 @@ class Ledger:
 def _told(tokens: int) -> int | None:
     """A number that the server told; SGLang before 0.5.9 does not tell tokens by tier (negative)."""
     return None if tokens < 0 else tokens
-
-
-def _tiles(path: tuple[ev.PathNode, ...], start: int, end: int) -> bool:
-    """Whether whole nodes of a path make up ``[start, end)``."""
-    inside = [step for step in path if start <= step.start and step.end <= end]
-    return sum(step.end - step.start for step in inside) == end - start > 0
-
-
-def _overlap(a: tuple[ev.Run, ...], b: tuple[ev.Run, ...]) -> bool:
-    return any(x.start < y.start + y.length and y.start < x.start + x.length for x in a for y in b)
-
-
-def _skip(runs: tuple[ev.Run, ...], count: int) -> tuple[ev.Run, ...]:
-    """The runs without their first ``count`` slots."""
-    rest: list[ev.Run] = []
-    for run in runs:
-        cut = min(count, run.length)
-        count -= cut
-        if cut < run.length:
-            rest.append(ev.Run(run.start + cut, run.length - cut))
-    return tuple(rest)
-
-
-def _freeze_backup(b: _OpenBackup) -> ft.Backup:
-    q = b.queued
-    return ft.Backup(
-        id=q.seq,
-        epoch=b.epoch,
-        rid=b.rid,
-        owner=b.content.chain.rid if b.content.chain else None,
-        node=q.node,
-        start=q.start,
-        end=q.end,
-        tokens=q.tokens,
-        write_back=bool(q.write_back),
-        slots=q.slots,
-        queued=b.moment,
-        started=b.started,
-        acked=b.acked,
-        transfer=b.transfer,
-        duration_ns=b.duration_ns,
-    )
-
-
-def _freeze_load(load: _OpenLoad) -> ft.Load:
-    q = load.queued
-    backups = tuple(dict.fromkeys(s.origin_id for s in load.segments if s.origin == "backup"))
-    return ft.Load(
-        id=q.seq,
-        epoch=load.epoch,
-        rid=load.rid,
-        node=q.node,
-        start=q.start,
-        end=q.end,
-        tokens=q.tokens,
-        slots=q.slots,
-        queued=load.moment,
-        started=load.started,
-        done=load.done,
-        transfer=load.transfer,
-        transfer_tokens=load.transfer_tokens,
-        transfer_bytes=load.transfer_bytes,
-        duration_ns=load.duration_ns,
-        backups=backups,
-        segments=load.segments,
-        freed_while_loading=load.freed,
-        waited=load.waited,
-        waited_layers=load.waited_layers,
-        read_early=load.read_early,
-    )
-
-
-def _freeze_eviction(e: _OpenEviction) -> ft.EvictionCall:
-    return ft.EvictionCall(
-        call=e.begin.call,
-        epoch=e.epoch,
-        cause=e.begin.cause,
-        rids=e.rids,
-        asked=e.begin.asked,
-        freed=e.freed,
-        begin=e.moment,
-        end=e.end,
-        victims=tuple(e.victims),
-        free=e.free,
-    )
 
 
 def derive(journal: Journal, traceparents: Mapping[str, str] | None = None) -> ft.InstanceFacts:
