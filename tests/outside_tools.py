@@ -20,25 +20,30 @@ from kvwitness.tracer.protocol.waiting import SystemClock, wait_until
 from kvwitness.tracer.stand.environment import ensure_environment
 from kvwitness.tracer.stand.model import ensure_model
 from kvwitness.tracer.stand.progress import SilentProgress
-from kvwitness.tracer.stand.server import ServerOptions, StandServer
+from kvwitness.tracer.stand.server import ServerOptions, StandServer, free_port
 
 CLIENTS = 4
 PREFIX = 1500
 MAIN = [sys.executable, "-c", "from kvwitness.tracer.cli import main; main()"]
 
 
-def publishing(folder: Path) -> tuple[str, ...]:
-    """Server arguments for KV events over sockets in a folder."""
-    sockets = {name: f"ipc://{folder}/{name}.sock" for name in ("endpoint", "replay_endpoint")}
+def publishing(folder: Path | None) -> tuple[str, ...]:
+    """Server arguments for KV events over sockets in a folder; None: over TCP, a port for each dp rank."""
+    names = ("endpoint", "replay_endpoint")
+    if folder is None:
+        first, second = free_port(), free_port()
+        sockets = {name: f"tcp://*:{port}" for name, port in zip(names, (first, second), strict=True)}
+    else:
+        sockets = {name: f"ipc://{folder}/{name}.sock" for name in names}
     return ("--kv-events-config", json.dumps({"publisher": "zmq", **sockets}))
 
 
 @contextmanager
-def serving(release: str, folder: Path, **options: Any) -> Iterator[StandServer]:
+def serving(release: str, folder: Path, *, port: int = 0, **options: Any) -> Iterator[StandServer]:
     """A real server of a release."""
     environment = ensure_environment(SilentProgress(), release=release)
     model = ensure_model(environment, SilentProgress(), "qwen2")
-    with StandServer(environment, model, ServerOptions(**options), workdir=folder) as server:
+    with StandServer(environment, model, ServerOptions(**options), workdir=folder, port=port) as server:
         yield server
 
 

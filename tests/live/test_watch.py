@@ -7,6 +7,7 @@ import os
 import random
 import resource
 import signal
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,13 @@ from stand_fixtures import generate
 from kvwitness.collectors.journal import find_journals, read_journal
 from kvwitness.patches.digests import load_key
 from kvwitness.tracer.judgement import SCHEDULER_ROLE
+from kvwitness.tracer.spans.jaeger import JaegerProcess, find_or_build_jaeger
 from kvwitness.tracer.stand.releases import NEWEST
-from kvwitness.tracer.stand.server import StandServer
+from kvwitness.tracer.stand.server import StandServer, free_port
 
 pytestmark = [pytest.mark.stand, pytest.mark.timeout(900)]
+
+JAEGER_MODULE = Path(__file__).parents[1] / "jaeger"
 
 
 def lines(command: Running, kind: str) -> list[dict[str, Any]]:
@@ -135,3 +139,128 @@ def _killed(url: str, tmp_path: Path) -> None:
     print("killed:", statement["sentence"], statement["gaps"])
     assert not statement["complete"]
     assert any("the collector was killed" in gap for gap in statement["gaps"])
+
+
+@pytest.mark.slow
+def test_a_restarted_server_is_a_gap_and_is_watched_on(tmp_path: Path) -> None:
+    data, port = tmp_path / "data", free_port()
+    extra: dict[str, Any] = {
+        "extra_env": {"KVWITNESS_DIR": str(data)},
+        "extra_args": publishing(tmp_path),
+        "port": port,
+    }
+    url = f"http://127.0.0.1:{port}"
+    with serving(NEWEST, tmp_path / "first", **extra) as first:
+        with running("watch", "--url", url, "--dir", str(data), "--json", "--listen", "127.0.0.1:0") as watched:
+            address = address_of(watched)
+            outside = ("attach", "--outside", "--url", url, "--dir", str(data), "--out", str(tmp_path / "outside"))
+            with running(*outside) as recorder:
+                recorder.said("recording SGLang")
+                story(first)
+                wait_for(lambda: any(line["request"] == "c" for line in lines(watched, "request")))
+                for pid in (*first.scheduler_pids(), first.pid):
+                    os.kill(pid, signal.SIGKILL)
+                first.stop()
+                wait_for(lambda: any("does not answer" in line["what"] for line in lines(watched, "gap")))
+                assert "kvwitness_server_up 0.0" in metrics(address)
+                with serving(NEWEST, tmp_path / "second", **extra) as second:
+                    story(second, seed=2)
+                    wait_for(lambda: len([1 for line in lines(watched, "request") if line["request"] == "c"]) == 2)
+                    wait_for(lambda: any("restarted" in line["what"] for line in lines(watched, "gap")))
+                    assert recorder.interrupt() == 0, recorder.err
+            assert watched.interrupt() == 0
+        gaps = [line["what"] for line in lines(watched, "gap")]
+        print("restarted:", gaps)
+        assert any("not running any more" in gap for gap in gaps)
+        assert any("began to record" in gap for gap in gaps)
+        assert {line["sentence"] for line in lines(watched, "request") if line["request"] == "c"} == {
+            "L2 read confirmed"
+        }
+    statement = kvwitness("show", str(tmp_path / "outside"))["outside"]["statement"]
+    print(statement["gaps"], statement["witnesses"])
+    assert any("restarted" in gap for gap in statement["gaps"]) and not statement["complete"]
+
+
+@pytest.mark.slow
+@pytest.mark.jaeger
+def test_a_stopped_jaeger_costs_the_server_nothing_and_no_span(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    program = find_or_build_jaeger(lambda line: None, JAEGER_MODULE)
+    extra = {"KVWITNESS_DIR": str(data)}
+    with serving(NEWEST, tmp_path / "server", extra_env=extra) as server, JaegerProcess(program) as jaeger:
+        collect = ("collect", "--dir", str(data), "--otlp", jaeger.otlp_http, "--json")
+        with running(*collect) as collector, running("watch", "--dir", str(data), "--json") as watched:
+            collector.said("following")
+            with load(server.url) as seen:
+                wait_for(lambda: bool(lines(watched, "request")))
+                jaeger.stop()
+                story(server)
+                collector.said("cannot send")
+                wait_for(lambda: any(line["request"] == "c" for line in lines(watched, "request")))
+                before, begun = seen.answers, time.monotonic()
+                wait_for(lambda: seen.answers > before + 8)
+                print(f"answers while Jaeger is down: {seen.answers - before} in {time.monotonic() - begun:.1f} s")
+            assert seen.wrong == []
+            assert watched.interrupt() == 0
+            collector.interrupt()
+        print(collector.err)
+        assert any("not taken" in line or "spans" in line for line in collector.err)
+    (journal,) = [j for j in map(read_journal, find_journals(data)) if j.role == SCHEDULER_ROLE]
+    assert journal.closed and not journal.gaps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("release", "policy", "page"),
+    [("0.5.17", "write_through", 16), ("0.5.17", "write_back", 1), (NEWEST, "write_back", 1), ("0.5.10.post1", "", 16)],
+)
+def test_the_ledger_of_kv_events_and_that_of_hooks(release: str, policy: str, page: int, tmp_path: Path) -> None:
+    data, recorded = tmp_path / "data", tmp_path / "outside"
+    data.mkdir(mode=0o700)
+    load_key(data)
+    chosen: dict[str, Any] = {
+        "extra_args": publishing(tmp_path),
+        "extra_env": {"KVWITNESS_DIR": str(data)},
+        "write_policy": policy or "write_through",
+        "page_size": page,
+        "hicache_ratio": 1.5,
+    }
+    arguments = ("attach", "--outside", "--out", str(recorded), "--url")
+    with serving(release, tmp_path / "server", **chosen) as server, running(*arguments, server.url) as recorder:
+        recorder.said("recording SGLang")
+        story(server)
+        story(server, seed=2)
+        assert recorder.interrupt() == 0, recorder.err
+    outside = kvwitness("show", str(recorded))["outside"]
+    (agreement,) = outside["agreements"]
+    print(json.dumps(agreement))
+    names = {one["name"] for one in agreement["differences"]}
+    assert "unexplained" not in names
+    events = next(witness for witness in outside["statement"]["witnesses"] if witness["name"] == "KV events")
+    if release == "0.5.10.post1":
+        assert names == {"removal_not_sent", "no_events_for_tier"} and len(events["gaps"]) >= 2, events
+    else:
+        assert all(tier["stays"] > 90 for tier in agreement["tiers"]) and events["gaps"] == []
+
+
+@pytest.mark.slow
+def test_each_dp_rank_has_an_endpoint_of_its_own(tmp_path: Path) -> None:
+    data, recorded = tmp_path / "data", tmp_path / "outside"
+    data.mkdir(mode=0o700)
+    load_key(data)
+    chosen: dict[str, Any] = {
+        "extra_args": ("--dp-size", "2", *publishing(None)),
+        "extra_env": {"KVWITNESS_DIR": str(data), "SGLANG_CPU_OMP_THREADS_BIND": "0|1"},
+    }
+    arguments = ("attach", "--outside", "--out", str(recorded), "--url")
+    with serving(NEWEST, tmp_path / "server", **chosen) as server, running(*arguments, server.url) as recorder:
+        recorder.said("recording SGLang")
+        for seed in (1, 2):
+            story(server, seed)
+        assert recorder.interrupt() == 0, recorder.err
+    outside = kvwitness("show", str(recorded))["outside"]
+    print(json.dumps(outside["agreements"]), json.dumps(outside["statement"]["checks"]))
+    assert [agreement["rank"] for agreement in outside["agreements"]] == [0, 1]
+    for agreement in outside["agreements"]:
+        assert agreement["cells"] and agreement["differences"] == []
+    assert all(check["agrees"] for check in outside["statement"]["checks"])
