@@ -16,7 +16,8 @@ from kvwitness.tracer.cli.evidence import find_request, load_evidence
 from kvwitness.tracer.cli.output import console, display, json_option, print_json
 from kvwitness.tracer.cli.table import GRADE_STYLE, grade_text
 from kvwitness.tracer.cli.why import find_why, why_parts
-from kvwitness.tracer.model import CrossCheck, EventRef, LinkEvidence, LoadBack, RangeVerdict, RequestVerdict
+from kvwitness.tracer.event_names import event_names
+from kvwitness.tracer.model import CrossCheck, LinkEvidence, LoadBack, RangeVerdict, RequestVerdict
 from kvwitness.tracer.verdicts.why import Why
 
 _ANSWER = {True: ("agrees", "green"), False: ("DISAGREES", "bold red"), None: ("not comparable", "dim")}
@@ -115,21 +116,14 @@ def _link_table(links: Sequence[LinkEvidence], instance: str) -> Table:
         mark = Text("seen", style="green") if link.holds else Text("MISSING", style="bold red")
         text = Text(link.detail)
         if link.events:
-            text.append(f"  [{_events(link.events, instance)}]", style="dim")
+            text.append(f"  [{event_names(link.events, instance)}]", style="dim")
         table.add_row(mark, link.link.value, text)
     return table
 
 
-def _events(events: Sequence[EventRef], instance: str) -> str:
-    return ", ".join(
-        f"{event.kind} {event.seq}" + (f" of {event.instance}" if event.instance != instance else "")
-        for event in events
-    )
-
-
 def _load_backs(verdict: RequestVerdict) -> Iterator[RenderableType]:
     for load in verdict.load_backs:
-        yield Text(f"{_load_words(load)}  [{_events(load.events, verdict.instance)}]")
+        yield Text(f"{_load_words(load)}  [{event_names(load.events, verdict.instance)}]")
 
 
 def _load_words(load: LoadBack) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -11,7 +11,8 @@ import msgspec
 from kvwitness.tracer.bundle.layout import FileEntry
 from kvwitness.tracer.bundle.rows import Row, one_of_series, rows_of
 from kvwitness.tracer.bundle.summary import NamedCheck, findings_of, settings_of
-from kvwitness.tracer.model import EventRef, Grade, LinkEvidence, RangeVerdict, RequestVerdict, Tier
+from kvwitness.tracer.event_names import event_names
+from kvwitness.tracer.model import Grade, LinkEvidence, RangeVerdict, RequestVerdict, Tier
 from kvwitness.tracer.report.answers import Answers, answers_of
 from kvwitness.tracer.report.breakeven import BreakEven, breakeven_of
 from kvwitness.tracer.report.claim import Claim, claim_of
@@ -274,12 +275,8 @@ def _range(piece: RangeVerdict, verdict: RequestVerdict, words: Words) -> ChainR
 
 
 def _link(link: LinkEvidence, verdict: RequestVerdict, words: Words) -> ChainLink:
-    return ChainLink(link_in(words, link.link), link.holds, link.detail, _events(link.events, verdict.instance))
-
-
-def _events(events: Sequence[EventRef], instance: str) -> str:
-    return ", ".join(
-        f"{event.kind} {event.seq}" + (f" ({event.instance})" if event.instance != instance else "") for event in events
+    return ChainLink(
+        link_in(words, link.link), link.holds, link.detail, event_names(link.events, verdict.instance, " ({})")
     )
 
 
