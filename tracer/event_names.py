@@ -18,5 +18,5 @@ def event_names(events: Sequence[EventRef], instance: str, elsewhere: str = " of
         for event in events
     ]
     if len(names) > SHOWN:
-        names[SHOWN // 2 : -1] = [f"{len(names) - SHOWN // 2 - 1} more"]
+        names[SHOWN // 2 : -1] = [f"+{len(names) - SHOWN // 2 - 1}"]
     return ", ".join(names)

@@ -18,4 +18,4 @@ def test_a_few_are_all_named() -> None:
 
 def test_of_many_the_first_and_the_last_are_named_and_the_rest_counted() -> None:
     named = event_names(refs(188), "a")
-    assert named == "LoadDigested 1, LoadDigested 2, LoadDigested 3, LoadDigested 4, 183 more, LoadDigested 188"
+    assert named == "LoadDigested 1, LoadDigested 2, LoadDigested 3, LoadDigested 4, +183, LoadDigested 188"
