@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stand_fixtures import generate
-
 from kvwitness.tracer.protocol.waiting import SystemClock, wait_until
 from kvwitness.tracer.stand.environment import ensure_environment
 from kvwitness.tracer.stand.model import ensure_model
@@ -49,44 +47,6 @@ def serving(release: str, folder: Path, *, port: int = 0, **options: Any) -> Ite
 
 def prompt(chance: random.Random) -> list[int]:
     return [chance.randrange(1, 1000) for _ in range(PREFIX)]
-
-
-@dataclass
-class Load:
-    """What clients saw that ask the same short prompts again and again."""
-
-    answers: int = 0
-    wrong: list[str] = field(default_factory=list)
-
-
-@contextmanager
-def load(url: str) -> Iterator[Load]:
-    """Steady requests from four clients, each of whose answers must be what it was before."""
-    seen, stop = Load(), threading.Event()
-    chance = random.Random(7)
-    prompts = [[chance.randrange(1, 1000) for _ in range(60)] for _ in range(CLIENTS)]
-    before = [generate(url, mine).tokens for mine in prompts]
-
-    def client(number: int) -> None:
-        while not stop.is_set():
-            try:
-                tokens = generate(url, prompts[number]).tokens
-            except Exception as error:
-                seen.wrong.append(f"{type(error).__name__}: {error}")
-                return
-            seen.answers += 1
-            if tokens != before[number]:
-                seen.wrong.append(f"client {number}: {tokens}, before {before[number]}")
-
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(CLIENTS)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield seen
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
 
 
 @dataclass

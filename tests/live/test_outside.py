@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from outside_tools import kvwitness, load, publishing, running, serving
+from attach_fixtures import load
+from outside_tools import kvwitness, publishing, running, serving
 
 from kvwitness.tracer.stand.releases import NEWEST
 

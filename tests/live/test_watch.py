@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outside_tools import Running, kvwitness, load, prompt, publishing, running, serving, wait_for
+from attach_fixtures import load
+from outside_tools import Running, kvwitness, prompt, publishing, running, serving, wait_for
 from stand_fixtures import generate
 
 from kvwitness.collectors.journal import find_journals, read_journal

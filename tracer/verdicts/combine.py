@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -30,17 +30,18 @@ def combine(verdicts: Sequence[RequestVerdict], instances: Sequence[InstanceFact
     An id that a client used on two data-parallel ranks, or again after a restart, is of two requests.
     """
     by_instance = {instance.instance: instance for instance in instances}
-    starts = _starts(instances)
+    rank_of = {instance.instance: _place(instance) for instance in instances}
+    starts = _starts(instances, rank_of)
     groups: dict[tuple[str, int, int, int], list[RequestVerdict]] = defaultdict(list)
     uses: dict[tuple[str, str], int] = defaultdict(int)
     for verdict in verdicts:
         key = (verdict.rid, verdict.instance)
         if verdict.attempt == 1:
             uses[key] += 1
-        place = _place(by_instance[verdict.instance])
+        place = rank_of[verdict.instance]
         replica = place[0] if place is not None else 0
         groups[(verdict.rid, replica, starts[verdict.instance], uses[key])].append(verdict)
-    return tuple(_combine_one(group, by_instance) for group in groups.values())
+    return tuple(_combine_one(group, by_instance, rank_of) for group in groups.values())
 
 
 def _place(instance: InstanceFacts) -> Place | None:
@@ -49,12 +50,12 @@ def _place(instance: InstanceFacts) -> Place | None:
     return next(iter(seen), None)
 
 
-def _starts(instances: Sequence[InstanceFacts]) -> dict[str, int]:
+def _starts(instances: Sequence[InstanceFacts], rank_of: Mapping[str, Place | None]) -> dict[str, int]:
     """For each instance, how often its rank had been started before: another process in its place is a restart."""
     found: dict[str, int] = {}
     pids: dict[Place, list[int]] = defaultdict(list)
     for instance in sorted(instances, key=lambda one: one.wall_ns):
-        place = _place(instance)
+        place = rank_of[instance.instance]
         if place is None:
             found[instance.instance] = 0
             continue
@@ -64,11 +65,13 @@ def _starts(instances: Sequence[InstanceFacts]) -> dict[str, int]:
     return found
 
 
-def _combine_one(group: list[RequestVerdict], instances: dict[str, InstanceFacts]) -> RequestVerdict:
+def _combine_one(
+    group: list[RequestVerdict], instances: dict[str, InstanceFacts], rank_of: Mapping[str, Place | None]
+) -> RequestVerdict:
     # By rank: two journals of one rank are not two ranks.
     last: dict[Place | str, RequestVerdict] = {}
     for verdict in group:
-        last[_place(instances[verdict.instance]) or verdict.instance] = verdict
+        last[rank_of[verdict.instance] or verdict.instance] = verdict
     ranks = list(last.values())
     weakest = min(ranks, key=_strength)
     wrong = _missing_ranks(ranks, instances) or _divergence(ranks)
