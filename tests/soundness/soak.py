@@ -10,14 +10,19 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import linear_regression
 
 import httpx
 import psutil
@@ -30,9 +35,10 @@ from kvwitness.patches.schema.control import ATTACH, DETACH
 from kvwitness.patches.schema.events import AtAttach, ResidentNode, Run
 from kvwitness.tracer.judgement import SCHEDULER_ROLE, judge
 from kvwitness.tracer.ledger.facts import InstanceFacts, Residency
+from kvwitness.tracer.model import Grade
 from kvwitness.tracer.stand.environment import ensure_environment
 from kvwitness.tracer.stand.model import ensure_model
-from kvwitness.tracer.stand.progress import reporting
+from kvwitness.tracer.stand.progress import Progress, reporting
 from kvwitness.tracer.stand.server import ServerOptions, StandServer
 
 _STEMS = 24
@@ -148,6 +154,55 @@ def _mib(process: psutil.Process) -> float:
     return float(process.memory_info().rss) / 2**20
 
 
+@dataclass
+class Memory:
+    """How much each process held, once a minute."""
+
+    processes: dict[str, psutil.Process]
+    minutes: list[float] = field(default_factory=list)
+    mib: dict[str, list[float]] = field(default_factory=dict)
+
+    def look(self, minute: float) -> str:
+        self.minutes.append(minute)
+        for name, process in self.processes.items():
+            self.mib.setdefault(name, []).append(_mib(process))
+        return ", ".join(f"{name} {held[-1]:.0f} MiB" for name, held in self.mib.items())
+
+    def growth(self) -> dict[str, float]:
+        """MiB in an hour by the second half of the run, in which every pool and cache is full."""
+        half = len(self.minutes) // 2
+        if len(self.minutes) - half < 3:
+            return {}
+        return {
+            name: round(linear_regression(self.minutes[half:], held[half:]).slope * 60, 1)
+            for name, held in self.mib.items()
+        }
+
+
+@contextmanager
+def _watched(data: Path, log: Path) -> Iterator[psutil.Process]:
+    """``kvwitness watch`` on it all the while: its memory must not grow with what it has seen."""
+    command = [Path(sys.executable).with_name("kvwitness"), "watch", "--dir", str(data), "--listen", "off", "--json"]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+        try:
+            yield psutil.Process(process.pid)
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(60.0)
+
+
+@contextmanager
+def _stand(sglang: str | None, folder: Path, progress: Progress) -> Iterator[tuple[str, Path]]:
+    """The CPU stand's server on standby, empty: its address, and where it records."""
+    data = folder / "data"
+    environment = ensure_environment(progress, **({"release": sglang} if sglang else {}))
+    extra = {"KVWITNESS_DIR": str(data), "KVWITNESS_STANDBY": "1", "KVWITNESS_QUOTA_MB": "4096"}
+    model = ensure_model(environment, progress, "qwen2")
+    with StandServer(environment, model, ServerOptions(extra_env=extra), workdir=folder / "server") as server:
+        yield server.url, data
+
+
 def _wait_until_quiet(data: Path) -> None:
     """The server has nothing to do any more: its journal stands still."""
     (journal,) = find_journals(data)
@@ -159,36 +214,37 @@ def _wait_until_quiet(data: Path) -> None:
         time.sleep(_QUIET_S / 4)
 
 
-def main() -> int:
+def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--clients", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--sglang", default=None)
-    options = parser.parse_args()
+    parser.add_argument("--sglang", help="the stand's release")
+    parser.add_argument("--keep", type=Path, help="keep the journals in this folder")
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = _parsed()
     with tempfile.TemporaryDirectory(prefix="kvwitness-soak-") as name, reporting() as progress:
         folder = Path(name)
-        data = folder / "data"
-        environment = ensure_environment(progress, **({"release": options.sglang} if options.sglang else {}))
-        extra = {"KVWITNESS_DIR": str(data), "KVWITNESS_STANDBY": "1", "KVWITNESS_QUOTA_MB": "4096"}
-        chosen = ServerOptions(extra_env=extra)
-        model = ensure_model(environment, progress, "qwen2")
-        with StandServer(environment, model, chosen, workdir=folder / "server") as server:
+        with _stand(options.sglang, folder, progress) as (url, data):
             first = _ask(data, ATTACH)
-            scheduler = psutil.Process(first.pid)
-            memory: list[float] = []
-            end = time.monotonic() + options.minutes * 60
-            with _under_load(server.url, options.clients, options.seed) as load:
-                while time.monotonic() < end:
-                    time.sleep(min(60.0, max(end - time.monotonic(), 0.0)))
-                    memory.append(_mib(scheduler))
-                    print(
-                        f"{load.answers} answers, {load.given_up} given up, scheduler {memory[-1]:.0f} MiB", flush=True
-                    )
-            _wait_until_quiet(data)
+            with _watched(data, folder / "watch.txt") as watching:
+                memory = Memory({"scheduler": psutil.Process(first.pid), "watch": watching})
+                start = time.monotonic()
+                with _under_load(url, options.clients, options.seed) as load:
+                    while (left := start + options.minutes * 60 - time.monotonic()) > 0:
+                        time.sleep(min(60.0, left))
+                        held = memory.look((time.monotonic() - start) / 60)
+                        print(f"{load.answers} answers, {load.given_up} given up, {held}", flush=True)
+                _wait_until_quiet(data)
+                watch_cpu = sum(watching.cpu_times()[:2])
             _ask(data, DETACH)
             _ask(data, ATTACH)
             _ask(data, DETACH)
+        if options.keep is not None:
+            shutil.copytree(folder, options.keep, ignore=shutil.ignore_patterns("control"), dirs_exist_ok=True)
         before, after = sorted(_journals(data), key=lambda journal: journal.wall_ns)
         size, lost = (data / before.path).stat().st_size, before.lost_quota + before.lost_oversize
         started = time.monotonic()
@@ -196,16 +252,18 @@ def main() -> int:
         took = time.monotonic() - started
         (facts,) = judgement.instances
         wrong = differences(facts, [event for event in after.events if isinstance(event, ResidentNode)])
-        grades: dict[str, int] = {}
-        for verdict in judgement.verdicts:
-            key = f"{verdict.tier} {verdict.grade}"
-            grades[key] = grades.get(key, 0) + 1
+        grades = Counter(f"{verdict.tier} {verdict.grade}" for verdict in judgement.verdicts)
+        doubtful = Counter(
+            verdict.sentence for verdict in judgement.verdicts if verdict.grade in (Grade.UNKNOWN, Grade.REPORTED)
+        )
         found = {
             "minutes": options.minutes,
             "answers": load.answers,
             "given_up": load.given_up,
             "failures": load.failures[:5],
-            "scheduler_mib": [round(value) for value in memory],
+            "memory_mib": {name: [round(value) for value in held] for name, held in memory.mib.items()},
+            "growth_mib_per_hour": memory.growth(),
+            "watch_cpu_s": round(watch_cpu, 1),
             "events": len(before.events),
             "journal_bytes": size,
             "lost": lost,
@@ -213,6 +271,7 @@ def main() -> int:
             "anomalies": list(facts.anomalies[:10]),
             "judged_in_s": round(took, 1),
             "verdicts": dict(sorted(grades.items())),
+            "doubtful": dict(doubtful.most_common(10)),
             "l1_tokens": sum(r.end - r.start for r in _open(facts, "L1")),
             "l2_slots": len(set().union(*(_slots(r.slots) for r in _open(facts, "L2")))),
             "differences": wrong[:20],
