@@ -10,6 +10,7 @@ import json
 import lzma
 import multiprocessing
 import random
+import signal
 import sys
 import time
 from collections import Counter
@@ -21,6 +22,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from journal_tools import FIXTURES
+from rich.console import Console
+from rich.progress import track
 
 from kvwitness.collectors.journal import parse_journal, read_journal
 from kvwitness.patches.schema.events import Event
@@ -120,21 +123,34 @@ def _search(job: tuple[Sequence[int], int]) -> Tally:
     return search(*job)
 
 
+def _leave_interrupts() -> None:
+    """Ctrl-C is for the process that sums up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mutants", type=int, default=10_000)
+    parser.add_argument("--first", type=int, default=0, help="go on with this number, after a part that is done")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=multiprocessing.cpu_count())
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--show", type=int, default=20, help="false confirmations to print")
     options = parser.parse_args()
     began = time.monotonic()
-    numbers = list(range(options.mutants))
-    jobs = [(numbers[at : at + 250], options.seed) for at in range(0, len(numbers), 250)]
+    # Of three numbers two have a second mutant.
+    numbers = list(range(options.first, options.first + -(-options.mutants * EXTRA_EVERY // (2 * EXTRA_EVERY - 1))))
+    jobs = [(numbers[at : at + 100], options.seed) for at in range(0, len(numbers), 100)]
     tally = Tally()
-    with multiprocessing.Pool(options.jobs) as pool:
-        for part in pool.imap_unordered(_search, jobs):
-            tally.add(part)
+    with multiprocessing.Pool(options.jobs, initializer=_leave_interrupts) as pool:
+        try:
+            for part in track(
+                pool.imap_unordered(_search, jobs), "Judging mutants", len(jobs), console=Console(stderr=True)
+            ):
+                tally.add(part)
+        except KeyboardInterrupt:
+            pool.terminate()
+            print("interrupted: what was found so far", file=sys.stderr)
     seconds = time.monotonic() - began
     if options.json:
         print(
