@@ -55,9 +55,34 @@ class Journal(msgspec.Struct, frozen=True):
     closed: bool
     """The process ended the journal in order."""
 
+    @property
+    def last_seq(self) -> int:
+        """Number of the last event; 0: there is none."""
+        return self.events[-1].seq if self.events else 0
+
     def wall_time_ns(self, t_ns: int) -> int:
         """Wall-clock time (ns since the epoch) of a monotonic reading of this process."""
         return self.wall_ns + (t_ns - self.monotonic_ns)
+
+
+class Header(msgspec.Struct, frozen=True):
+    """What the first page of a journal says."""
+
+    schema_version: int
+    bytes: int
+    """Length of the header; the first chunk begins there."""
+    chunk_bytes: int
+    pid: int
+    monotonic_ns: int
+    wall_ns: int
+    info: dict[str, Any]
+    problem: str
+    """What is wrong with it (empty: nothing)."""
+
+    @property
+    def role(self) -> str:
+        """The process's part in the server."""
+        return str(self.info.get("role", "unknown"))
 
 
 def find_journals(directory: Path) -> list[Path]:
@@ -80,40 +105,29 @@ def read_journal(path: Path) -> Journal:
 
 def parse_journal(raw: bytes, name: str) -> Journal:
     """:func:`read_journal` on bytes already in memory."""
-    if len(raw) < fmt.HEADER_BYTES or not raw.startswith(fmt.FILE_MAGIC):
-        raise JournalUnreadable(f"{name}: not a kvwitness journal (or its header is cut off)")
-    _, version, header, chunk_bytes, pid, _, mono, wall, info_bytes = fmt.HEADER.unpack_from(raw)
-    if version > fmt.SCHEMA_VERSION:
-        raise JournalUnreadable(
-            f"{name}: schema {version} is newer than this kvwitness reads ({fmt.SCHEMA_VERSION}); update kvwitness"
-        )
-    if header < fmt.HEADER_BYTES or chunk_bytes < fmt.CHUNK_HEADER.size or info_bytes > header:
-        raise JournalUnreadable(f"{name}: the header is damaged")
-    lost_quota, lost_oversize = fmt.LOST.unpack_from(raw, fmt.LOST_OFFSET)
-    anomalies: list[str] = []
-    try:
-        info = json.loads(raw[fmt.INFO_OFFSET : fmt.INFO_OFFSET + info_bytes])
-    except ValueError:
-        info = {}
-        anomalies.append("the process facts in the header are damaged")
+    about = parse_header(raw, name)
+    lost_quota, lost_oversize = parse_lost(raw)
+    anomalies = [about.problem] if about.problem else []
     found: list[Event] = []
     gaps: list[Gap] = []
-    for chunk in range(header, len(raw), chunk_bytes):
-        found.extend(_read_chunk(raw, chunk, min(chunk + chunk_bytes, len(raw)), anomalies, gaps))
+    for start in range(about.bytes, len(raw), about.chunk_bytes):
+        chunk = Chunk(start)
+        end = min(start + about.chunk_bytes, len(raw))
+        found.extend(chunk.read(memoryview(raw)[start:end], anomalies, gaps))
+        if chunk.cut_off and end == len(raw):
+            anomalies.append(f"the file is cut off inside a record at byte {chunk.at}")
     events = _in_order(found, gaps)
     if lost_quota:
-        last = events[-1].seq if events else 0
-        gaps.append(Gap(last + 1, last + lost_quota, f"{lost_quota} events lost to the journal's quota"))
-    role = str(info.get("role", "unknown"))
+        gaps.append(quota_gap(events[-1].seq if events else 0, lost_quota))
     return Journal(
         path=name,
         instance=name.removesuffix(fmt.JOURNAL_SUFFIX),
-        role=role,
-        pid=pid,
-        schema_version=version,
-        monotonic_ns=mono,
-        wall_ns=wall,
-        info=info,
+        role=about.role,
+        pid=about.pid,
+        schema_version=about.schema_version,
+        monotonic_ns=about.monotonic_ns,
+        wall_ns=about.wall_ns,
+        info=about.info,
         events=tuple(events),
         gaps=tuple(gaps),
         anomalies=tuple(anomalies),
@@ -123,42 +137,91 @@ def parse_journal(raw: bytes, name: str) -> Journal:
     )
 
 
-def _read_chunk(raw: bytes, start: int, end: int, anomalies: list[str], gaps: list[Gap]) -> Iterator[Event]:
-    if start + fmt.CHUNK_HEADER.size > end:
-        anomalies.append(f"the file is cut off inside a chunk header at byte {start}")
-        return
-    magic = fmt.CHUNK_HEADER.unpack_from(raw, start)[0]
-    if magic == 0:
-        return
-    if magic != fmt.CHUNK_MAGIC:
-        anomalies.append(f"chunk at byte {start} has a damaged header")
-        return
-    at = start + fmt.CHUNK_HEADER.size
-    last_seq = last_time = 0
-    while at + fmt.HEAD_BYTES <= end:
-        commit, crc = fmt.COMMIT.unpack_from(raw, at)
-        if commit == 0:
-            return
-        size = commit & fmt.COMMIT_LENGTH_MASK
-        if commit & fmt.COMMIT_TAG_MASK != fmt.COMMIT_TAG or size < fmt.HEAD_BYTES or at + size > end:
-            anomalies.append(f"torn record at byte {at}")
-            return
-        body = raw[at + fmt.COMMIT.size : at + size]
-        if zlib.crc32(body) != crc:
-            anomalies.append(f"damaged record at byte {at}")
-            return
-        event = _decode_record(body, at, anomalies)
-        if event is not None:
-            # One thread writes a chunk from front to back: number and clock can only grow.
-            if event.seq <= last_seq:
-                gaps.append(Gap(event.seq, last_seq, "events out of order"))
-            elif event.t_ns < last_time:
-                gaps.append(Gap(last_seq, event.seq, "the clock runs backwards"))
-            last_seq, last_time = max(last_seq, event.seq), max(last_time, event.t_ns)
-            yield event
-        at += size
-    if at < end:
-        anomalies.append(f"the file is cut off inside a record at byte {at}") if end == len(raw) else None
+def parse_header(raw: bytes, name: str) -> Header:
+    """The first page of a journal. Raises :class:`JournalUnreadable`."""
+    if len(raw) < fmt.HEADER_BYTES or not raw.startswith(fmt.FILE_MAGIC):
+        raise JournalUnreadable(f"{name}: not a kvwitness journal (or its header is cut off)")
+    _, version, header, chunk_bytes, pid, _, mono, wall, info_bytes = fmt.HEADER.unpack_from(raw)
+    if version > fmt.SCHEMA_VERSION:
+        raise JournalUnreadable(
+            f"{name}: schema {version} is newer than this kvwitness reads ({fmt.SCHEMA_VERSION}); update kvwitness"
+        )
+    if header < fmt.HEADER_BYTES or chunk_bytes < fmt.CHUNK_HEADER.size or info_bytes > header:
+        raise JournalUnreadable(f"{name}: the header is damaged")
+    problem = ""
+    try:
+        info = json.loads(raw[fmt.INFO_OFFSET : fmt.INFO_OFFSET + info_bytes])
+    except ValueError:
+        info, problem = {}, "the process facts in the header are damaged"
+    return Header(version, header, chunk_bytes, pid, mono, wall, info, problem)
+
+
+def parse_lost(raw: bytes) -> tuple[int, int]:
+    """Events lost to the quota, and because they were too large, from the first page."""
+    quota, oversize = fmt.LOST.unpack_from(raw, fmt.LOST_OFFSET)
+    return quota, oversize
+
+
+def quota_gap(last: int, lost: int) -> Gap:
+    """The gap behind the last event of a journal that had reached its quota."""
+    return Gap(last + 1, last + lost, f"{lost} events lost to the journal's quota")
+
+
+class Chunk:
+    """One thread's part of a journal, read from where the last reading stopped."""
+
+    def __init__(self, start: int) -> None:
+        self.at = start
+        """Byte in the file at which the next record will be."""
+        self.ended = False
+        """Nothing behind ``at`` will ever be read: it is damaged, or full."""
+        self.cut_off = False
+        """Too few bytes are left for a record."""
+        self._start = start
+        self._last_seq = self._last_time = 0
+
+    def read(self, raw: memoryview, anomalies: list[str], gaps: list[Gap]) -> Iterator[Event]:
+        """The records in ``raw``, which begins at ``at`` and ends with the chunk; what is wrong goes to the lists."""
+        begin, here = self.at, 0
+        if begin == self._start:
+            if fmt.CHUNK_HEADER.size > len(raw):
+                anomalies.append(f"the file is cut off inside a chunk header at byte {begin}")
+                self.ended = True
+                return
+            magic = fmt.CHUNK_HEADER.unpack_from(raw, 0)[0]
+            if magic == 0:
+                return
+            if magic != fmt.CHUNK_MAGIC:
+                anomalies.append(f"chunk at byte {begin} has a damaged header")
+                self.ended = True
+                return
+            here = fmt.CHUNK_HEADER.size
+        while here + fmt.HEAD_BYTES <= len(raw):
+            self.at = begin + here
+            commit, crc = fmt.COMMIT.unpack_from(raw, here)
+            if commit == 0:
+                return
+            size = commit & fmt.COMMIT_LENGTH_MASK
+            if commit & fmt.COMMIT_TAG_MASK != fmt.COMMIT_TAG or size < fmt.HEAD_BYTES or here + size > len(raw):
+                anomalies.append(f"torn record at byte {self.at}")
+                self.ended = True
+                return
+            body = bytes(raw[here + fmt.COMMIT.size : here + size])
+            if zlib.crc32(body) != crc:
+                anomalies.append(f"damaged record at byte {self.at}")
+                self.ended = True
+                return
+            event = _decode_record(body, self.at, anomalies)
+            if event is not None:
+                # One thread writes a chunk from front to back: number and clock can only grow.
+                if event.seq <= self._last_seq:
+                    gaps.append(Gap(event.seq, self._last_seq, "events out of order"))
+                elif event.t_ns < self._last_time:
+                    gaps.append(Gap(self._last_seq, event.seq, "the clock runs backwards"))
+                self._last_seq, self._last_time = max(self._last_seq, event.seq), max(self._last_time, event.t_ns)
+                yield event
+            here += size
+        self.at, self.ended, self.cut_off = begin + here, True, here < len(raw)
 
 
 _HEAD = struct.Struct(fmt.RECORD_HEAD)

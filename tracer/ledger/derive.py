@@ -1,4 +1,4 @@
-"""From one scheduler's journal to facts: a single pass over its events in their order.
+"""From one scheduler's journal to facts: a single pass over its events in their order, which may be a growing record.
 
 Nothing is judged here. What does not fit together is kept as an anomaly or a gap with the sequence numbers
 between which it happened.
@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 import msgspec
 
-from kvwitness.collectors.journal import Journal
+from kvwitness.collectors.journal import Gap, Journal
 from kvwitness.patches.schema import events as ev
 from kvwitness.tracer.ledger import facts as ft
 from kvwitness.tracer.ledger.attached import Unseen
@@ -34,12 +34,31 @@ ANCHOR_POOL = 0
 _LEFT_L1 = (ev.Eviction.DEMOTED, ev.Eviction.DROPPED, ev.Eviction.DROPPED_HOST_PRESSURE)
 
 
-class Ledger:
-    """Reads the events of one instance. Use :func:`derive`."""
+class Recorded(Protocol):
+    """What a journal says of itself; a :class:`~kvwitness.collectors.journal.Journal` is one."""
 
-    def __init__(self, journal: Journal, traceparents: Mapping[str, str]) -> None:
-        self._journal = journal
-        self._traceparents = traceparents
+    @property
+    def instance(self) -> str: ...
+    @property
+    def role(self) -> str: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def monotonic_ns(self) -> int: ...
+    @property
+    def wall_ns(self) -> int: ...
+    @property
+    def gaps(self) -> tuple[Gap, ...]: ...
+    @property
+    def anomalies(self) -> tuple[str, ...]: ...
+    @property
+    def closed(self) -> bool: ...
+
+
+class Ledger:
+    """Reads the events of one instance, all at once (:func:`derive`) or as they come."""
+
+    def __init__(self) -> None:
         self._texts: dict[int, str] = {}
         self._renamed: list[int] = []
         self._chains: dict[str, Chain] = {}
@@ -80,12 +99,13 @@ class Ledger:
         self._facts: dict[str, Any] = {}
         self._hooks: tuple[ft.HookState, ...] = ()
         self._failures: dict[str, int] = {}
-        self._gaps = [(gap.first, gap.last, gap.cause) for gap in journal.gaps]
-        self._anomalies = list(journal.anomalies)
+        self._gaps: list[tuple[int, int, str]] = []
+        self._anomalies: list[str] = []
         self._epoch = 0
         self._tree = TreeView(0, self._residencies.append)
         self._host = HostView(1, self._residencies.append)
-        self._seq_before = 0
+        self._seq_before = self._first = 0
+        self._last_ns: int | None = None
         self._handlers: dict[type[ev.Event], Callable[[Any, ft.Moment], None]] = {
             ev.Text: self._text,
             ev.Facts: self._read_facts,
@@ -135,20 +155,14 @@ class Ledger:
             ev.ResidentNode: self._resident_node,
         }
 
-    def read(self) -> ft.InstanceFacts:
-        """Go through the journal once."""
-        for event in self._journal.events:
+    def take(self, events: Iterable[ev.Event]) -> None:
+        """Go on with these events, which follow those before."""
+        for event in events:
             handler = self._handlers.get(type(event))
             if handler is not None:
                 handler(event, ft.Moment(event.seq, event.t_ns, type(event).__name__))
-            self._seq_before = event.seq
-        for eviction in self._evicting:
-            self._gaps.append((eviction.moment.seq, self._seq_before, "the end of an eviction was not recorded"))
-        for first in self._renamed:
-            self._gaps.append((first, self._seq_before, "a text's number was given a second meaning"))
-        self._tree.finish(None)
-        self._host.finish(None)
-        return self._freeze()
+            self._first = self._first or event.seq
+            self._seq_before, self._last_ns = event.seq, event.t_ns
 
     def _name(self, number: int) -> str | None:
         return self._texts.get(number) if number else None
@@ -747,36 +761,42 @@ class Ledger:
         checks = self._pages.checks(load, backups, self._host.page, layers if isinstance(layers, int) else None)
         return msgspec.structs.replace(load, checks=checks) if checks else load
 
-    def _freeze(self) -> ft.InstanceFacts:
-        journal = self._journal
+    def facts(self, journal: Recorded, traceparents: Mapping[str, str] | None = None) -> ft.InstanceFacts:
+        """What is known after the events so far. ``traceparents``: request id -> W3C context (HTTP process)."""
+        traceparents = traceparents or {}
         backups = {b.queued.seq: b.freeze() for b in self._backups}
+        gaps = [(gap.first, gap.last, gap.cause) for gap in journal.gaps] + self._gaps
+        for eviction in self._evicting:
+            gaps.append((eviction.moment.seq, self._seq_before, "the end of an eviction was not recorded"))
+        for first in self._renamed:
+            gaps.append((first, self._seq_before, "a text's number was given a second meaning"))
         return ft.InstanceFacts(
             instance=journal.instance,
             role=journal.role,
             pid=journal.pid,
             monotonic_ns=journal.monotonic_ns,
             wall_ns=journal.wall_ns,
-            facts=self._facts,
+            facts=dict(self._facts),
             hooks=self._hooks,
-            hook_failures=self._failures,
-            requests=tuple(r.freeze(self._traceparents.get(r.rid)) for r in self._requests),
+            hook_failures=dict(self._failures),
+            requests=tuple(r.freeze(traceparents.get(r.rid)) for r in self._requests),
             backups=tuple(backups.values()),
             evictions=tuple(e.freeze() for e in self._evictions.values()),
             host_evictions=tuple(self._host_evictions),
             loads=tuple(self._checked(load.freeze(), backups) for load in self._loads),
             prefetches=tuple(self._prefetches),
-            residencies=tuple(self._residencies),
+            residencies=(*self._residencies, *self._tree.open(), *self._host.open()),
             found=tuple(self._found),
-            chains=self._chains,
+            chains=dict(self._chains),
             rejections=tuple(self._rejections),
             storage=self._storage.freeze(),
             epochs=tuple(self._epochs),
-            gaps=tuple(self._gaps),
-            anomalies=tuple(self._anomalies),
+            gaps=tuple(gaps),
+            anomalies=(*journal.anomalies, *self._anomalies),
             closed=journal.closed,
-            first_seq=journal.events[0].seq if journal.events else 0,
-            last_seq=journal.events[-1].seq if journal.events else 0,
-            last_ns=journal.events[-1].t_ns if journal.events else journal.monotonic_ns,
+            first_seq=self._first,
+            last_seq=self._seq_before,
+            last_ns=journal.monotonic_ns if self._last_ns is None else self._last_ns,
         )
 
 
@@ -787,7 +807,9 @@ def _told(tokens: int) -> int | None:
 
 def derive(journal: Journal, traceparents: Mapping[str, str] | None = None) -> ft.InstanceFacts:
     """The facts of one scheduler's journal. ``traceparents``: request id -> W3C context (HTTP process)."""
-    return Ledger(journal, traceparents or {}).read()
+    ledger = Ledger()
+    ledger.take(journal.events)
+    return ledger.facts(journal, traceparents)
 
 
 def traceparents_of(journals: list[Journal]) -> dict[str, str]:

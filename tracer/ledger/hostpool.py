@@ -119,10 +119,13 @@ class HostView:
                 lost.setdefault(id(content), []).append(position)
                 slots.setdefault(id(content), []).append(page)
         for key, positions in lost.items():
-            self._end(contents[key], positions, slots[key], moment)
+            for residency in self._stretches(contents[key], positions, slots[key], moment):
+                self._close(residency)
 
-    def _end(self, content: Content, positions: list[int], held: list[int], until: Moment | None) -> None:
-        """Close the residency of the given pages of a content, one record per consecutive stretch."""
+    def _stretches(
+        self, content: Content, positions: list[int], held: list[int], until: Moment | None
+    ) -> Iterator[Residency]:
+        """The residency of the given pages of a content, one record per consecutive stretch."""
         if content.usable is None:
             return
         order = sorted(range(len(positions)), key=positions.__getitem__)
@@ -132,30 +135,36 @@ class HostView:
                 continue
             stretch = order[begin:i]
             begin = i
-            self._close(
-                Residency(
-                    tier="L2",
-                    epoch=content.epoch,
-                    owner=content.chain.rid if content.chain else None,
-                    node=content.node,
-                    start=positions[stretch[0]],
-                    end=min(positions[stretch[-1]] + self.page, content.end),
-                    since=content.usable,
-                    until=until,
-                    backup=content.id if content.origin == "backup" else None,
-                    slots=_runs([held[k] for k in stretch], self.page),
-                )
+            yield Residency(
+                tier="L2",
+                epoch=content.epoch,
+                owner=content.chain.rid if content.chain else None,
+                node=content.node,
+                start=positions[stretch[0]],
+                end=min(positions[stretch[-1]] + self.page, content.end),
+                since=content.usable,
+                until=until,
+                backup=content.id if content.origin == "backup" else None,
+                slots=_runs([held[k] for k in stretch], self.page),
             )
 
-    def finish(self, until: Moment | None) -> None:
-        """The pool was emptied, or the journal stops: close what is open."""
+    def open(self, until: Moment | None = None) -> list[Residency]:
+        """What is in L2 now."""
         by_content: dict[int, tuple[Content, list[int], list[int]]] = {}
         for page, (content, position) in self._held.items():
             entry = by_content.setdefault(id(content), (content, [], []))
             entry[1].append(position)
             entry[2].append(page)
-        for content, positions, held in by_content.values():
-            self._end(content, positions, held, until)
+        return [
+            residency
+            for content, positions, held in by_content.values()
+            for residency in self._stretches(content, positions, held, until)
+        ]
+
+    def finish(self, until: Moment) -> None:
+        """The pool was emptied: close what is open."""
+        for residency in self.open(until):
+            self._close(residency)
         self._held.clear()
         self._fresh.clear()
         self._free.clear()

@@ -251,23 +251,28 @@ class TreeView:
         if node.resident is None:
             node.load = None
             return
-        self._close(
-            Residency(
-                tier="L1",
-                epoch=self._epoch,
-                owner=node.chain.rid if node.chain else None,
-                node=node.id,
-                start=node.start,
-                end=node.end,
-                since=node.resident,
-                until=until,
-                computed=node.computed,
-            )
-        )
+        self._close(self._residency(node, node.resident, until))
         node.resident = node.resident_by = node.load = node.computed = None
 
-    def finish(self, until: Moment | None) -> None:
-        """The epoch ended (reset, or the journal stops): close what is open."""
+    def _residency(self, node: Node, since: Moment, until: Moment | None) -> Residency:
+        return Residency(
+            tier="L1",
+            epoch=self._epoch,
+            owner=node.chain.rid if node.chain else None,
+            node=node.id,
+            start=node.start,
+            end=node.end,
+            since=since,
+            until=until,
+            computed=node.computed,
+        )
+
+    def open(self) -> list[Residency]:
+        """What is in L1 now."""
+        return [self._residency(node, node.resident, None) for node in self._nodes.values() if node.resident]
+
+    def finish(self, until: Moment) -> None:
+        """The epoch ended with a reset: close what is open."""
         for node in self._nodes.values():
             self._close_node(node, until)
         self._nodes.clear()
