@@ -212,6 +212,9 @@ class Chunk:
                 self.ended = True
                 return
             event = _decode_record(body, self.at, anomalies)
+            # Before the event is given away: whoever takes no more of them goes on behind it.
+            here += size
+            self.at = begin + here
             if event is not None:
                 # One thread writes a chunk from front to back: number and clock can only grow.
                 if event.seq <= self._last_seq:
@@ -220,7 +223,6 @@ class Chunk:
                     gaps.append(Gap(self._last_seq, event.seq, "the clock runs backwards"))
                 self._last_seq, self._last_time = max(self._last_seq, event.seq), max(self._last_time, event.t_ns)
                 yield event
-            here += size
         self.at, self.ended, self.cut_off = begin + here, True, here < len(raw)
 
 

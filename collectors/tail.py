@@ -60,6 +60,8 @@ class Tail:
         self._last = 0
         self._closed = False
         self._hole_since: float | None = None
+        self.behind = False
+        """The last reading stopped before the end."""
 
     @property
     def state(self) -> TailState:
@@ -83,15 +85,15 @@ class Tail:
         )
 
     def read(self, most: int, now_s: float, *, last: bool = False) -> list[Event]:
-        """What was added, ``most`` events and the rest of a chunk at most; the next call goes on there.
+        """What was added, ``most`` events at most; the next call goes on there.
 
         ``last``: nothing more will be written, do not wait for missing numbers.
         """
         with self._path.open("rb") as file:
             self._lost = parse_lost(file.read(fmt.HEADER_BYTES))
-            whole = self._read_chunks(file.fileno(), most)
+            self.behind = not self._read_chunks(file.fileno(), most)
         events = self._in_order()
-        if self._waiting and whole and not events:
+        if self._waiting and not self.behind and not events:
             self._hole_since = now_s if self._hole_since is None else self._hole_since
             if last or now_s - self._hole_since >= HOLE_S:
                 self._give_up_hole()
@@ -119,12 +121,12 @@ class Tail:
             # Most chunks have nothing new, and are not worth a copy.
             if chunk.ended or not any(os.pread(fd, 4, chunk.at)):
                 continue
-            if budget <= 0:
-                return False
             for event in chunk.read(memoryview(os.pread(fd, end - chunk.at, chunk.at)), self._anomalies, self._gaps):
                 self._seen += 1
                 budget -= 1
                 heapq.heappush(self._waiting, (event.seq, self._seen, event))
+                if budget <= 0:
+                    return False
 
     def _in_order(self) -> list[Event]:
         """What follows the last event without a hole."""

@@ -18,7 +18,7 @@ from kvwitness.tracer.verdicts.request import judge_request
 from kvwitness.tracer.verdicts.scope import scoped
 from kvwitness.tracer.verdicts.view import InstanceView
 
-__all__ = ["SCHEDULER_ROLE", "CounterWindow", "Judgement", "judge"]
+__all__ = ["SCHEDULER_ROLE", "CounterWindow", "Judgement", "judge", "judge_instances"]
 
 SCHEDULER_ROLE = "scheduler"
 
@@ -47,13 +47,23 @@ def judge(
     ``reports`` are the server's own answers, by request id; ``counters`` what its metrics gained meanwhile.
     Pure: the same input gives the same judgement, anywhere.
     """
-    reports = reports or {}
     traceparents = traceparents_of(list(journals))
     instances = tuple(derive(journal, traceparents) for journal in journals if journal.role == SCHEDULER_ROLE)
+    return judge_instances(instances, reports, counters)
+
+
+def judge_instances(
+    instances: tuple[InstanceFacts, ...],
+    reports: Mapping[str, ServerReport] | None = None,
+    counters: CounterWindow | None = None,
+) -> Judgement:
+    """:func:`judge` from what the ledgers know."""
+    reports = reports or {}
     verdicts = [
         judge_request(view, request, _reports_for(request.rid, reports))
         for view in map(InstanceView, instances)
         for request in view.instance.requests
+        if request.queued.seq not in view.instance.context
     ]
     combined = explain_elsewhere(combine(verdicts, instances), instances)
     if counters is not None:

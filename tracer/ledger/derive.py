@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
@@ -21,11 +21,15 @@ from kvwitness.tracer.ledger.attached import Unseen
 from kvwitness.tracer.ledger.chains import Chain
 from kvwitness.tracer.ledger.digests import PageDigests
 from kvwitness.tracer.ledger.hostpool import Content, HostView
+from kvwitness.tracer.ledger.numbers import Numbers
 from kvwitness.tracer.ledger.opened import OpenBackup, OpenEviction, OpenLoad
 from kvwitness.tracer.ledger.requests import OpenChunk, OpenRequest
 from kvwitness.tracer.ledger.runs import overlap, skip, tiles
 from kvwitness.tracer.ledger.storage import StorageView
 from kvwitness.tracer.ledger.tree import TreeView
+
+_FREED_KEPT = 10_000
+"""Of what was given back outside a recorded L2 eviction so much is kept for the next one."""
 
 ANCHOR_POOL = 0
 """Number of the host pool whose slots are the identity of full-attention KV."""
@@ -60,6 +64,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._texts: dict[int, str] = {}
+        self._texts_forgotten = Numbers()
         self._renamed: list[int] = []
         self._chains: dict[str, Chain] = {}
         self._seen_cells: dict[bytes, tuple[str, int]] = {}
@@ -75,7 +80,7 @@ class Ledger:
         """Loads of this epoch whose completion was not seen yet."""
         self._pending_loads: dict[int, list[OpenLoad]] = defaultdict(list)
         self._transfers: dict[int, tuple[ev.TransferStarted, list[OpenLoad]]] = {}
-        self._transfer_numbers: set[int] = set()
+        self._transfer_numbers = Numbers()
         self._launched = {ev.Direction.D2H: 0, ev.Direction.H2D: 0}
         """The last launch of each direction: what waits for the next one was queued behind it."""
         self._counted = 0
@@ -104,6 +109,10 @@ class Ledger:
         self._epoch = 0
         self._tree = TreeView(0, self._residencies.append)
         self._host = HostView(1, self._residencies.append)
+        self._remembers_from = self._remembers_from_ns = 0
+        self._context: set[int] = set()
+        self._times: deque[tuple[int, int]] = deque([(0, 0)])
+        """The time of an event now and then, as far back as is asked for."""
         self._seq_before = self._first = 0
         self._last_ns: int | None = None
         self._handlers: dict[type[ev.Event], Callable[[Any, ft.Moment], None]] = {
@@ -163,6 +172,8 @@ class Ledger:
                 handler(event, ft.Moment(event.seq, event.t_ns, type(event).__name__))
             self._first = self._first or event.seq
             self._seq_before, self._last_ns = event.seq, event.t_ns
+        if self._last_ns is not None:
+            self._times.append((self._seq_before, self._last_ns))
 
     def _name(self, number: int) -> str | None:
         return self._texts.get(number) if number else None
@@ -175,7 +186,8 @@ class Ledger:
 
     def _text(self, event: ev.Text, _: ft.Moment) -> None:
         # The recorder never gives a number away twice: from here on nobody knows whom an event names.
-        if self._texts.setdefault(event.id, event.text) != event.text:
+        known = self._texts.get(event.id)
+        if known != event.text and (known is not None or event.id in self._texts_forgotten):
             self._renamed.append(event.seq)
         self._texts[event.id] = event.text
 
@@ -500,8 +512,12 @@ class Ledger:
                     tokens += backup.queued.tokens
             left_out = [b.queued.node for b in waiting if b.started is None]
             queued = unseen + len(waiting) - len(left_out)
-            for number, pending_backups in self._pending_backups.items():
-                self._pending_backups[number] = [b for b in pending_backups if b.started is not None]
+            for number, pending_backups in list(self._pending_backups.items()):
+                started = [b for b in pending_backups if b.started is not None]
+                if started:
+                    self._pending_backups[number] = started
+                else:
+                    del self._pending_backups[number]
             if twice:
                 return "copies a node that was queued twice"
         else:
@@ -533,6 +549,8 @@ class Ledger:
             self._gap(event.seq, f"a backup of node {event.node} was acknowledged that was never queued")
             return
         backup = pending.pop(0)
+        if not pending:
+            del self._pending_backups[event.node]
         if backup.started is None:
             self._gaps.append((backup.moment.seq, event.seq, f"the copy of node {event.node} was never launched"))
             return
@@ -797,7 +815,119 @@ class Ledger:
             first_seq=self._first,
             last_seq=self._seq_before,
             last_ns=journal.monotonic_ns if self._last_ns is None else self._last_ns,
+            remembers_from=self._remembers_from,
+            context=frozenset(self._context),
+            remembers_from_ns=journal.wall_ns + self._remembers_from_ns - journal.monotonic_ns
+            if self._remembers_from
+            else 0,
         )
+
+    # --- records without an end ----------------------------------------------------------------------
+
+    @property
+    def last(self) -> int:
+        """The last event's number."""
+        return self._seq_before
+
+    @property
+    def remembers_from(self) -> int:
+        """See :attr:`~kvwitness.tracer.ledger.facts.InstanceFacts.remembers_from`."""
+        return self._remembers_from
+
+    def rids(self) -> frozenset[str]:
+        """The requests that are remembered."""
+        return frozenset(request.rid for request in self._requests)
+
+    def settled(self, before: int) -> frozenset[str]:
+        """Requests that ended before event ``before``."""
+        running = {r.rid for r in self._requests if r.released is None or r.last.seq >= before}
+        return self.rids() - running
+
+    def forget(self, rids: frozenset[str], before: int) -> None:
+        """Drop these requests (of those :meth:`settled` says), and what happened before ``before`` but to others.
+
+        A request whose prefix a tier still holds stays as what others were built on, and is not judged any more.
+        What is claimed of those that are left is what would have been claimed: they, what a tier holds and what is
+        under way keep all that their chains rest on. Why something was *not* reused may lie before:
+        :attr:`~kvwitness.tracer.ledger.facts.InstanceFacts.remembers_from`.
+        """
+        if before > self._remembers_from:
+            self._remembers_from, self._remembers_from_ns = before, self._time_of(before)
+        self._tree.forget({content.node for content in self._host.contents()})
+        self._context.update(r.queued.seq for r in self._requests if r.rid in rids)
+        judged = [r for r in self._requests if r.queued.seq not in self._context]
+        live = self._live()
+        gone = self.rids() - live - {r.rid for r in judged}
+        self._requests = [r for r in self._requests if r.rid not in gone]
+        self._context &= {r.queued.seq for r in self._requests}
+        for rid in gone:
+            for by_rid in (self._chains, self._attempts, self._open, self._asked):
+                by_rid.pop(rid, None)
+        self._seen_cells = {digest: seen for digest, seen in self._seen_cells.items() if seen[0] not in gone}
+        for number in [number for number, text in self._texts.items() if text in gone]:
+            del self._texts[number]
+            self._texts_forgotten.add(number)
+        keep: set[str | None] = {*live, *(r.rid for r in self._requests)}
+        told = self._tree.loads()
+        for request in self._requests:
+            told.update(request.loads)
+            nodes = request.match.nodes if request.match is not None else ()
+            told.update(node.load for node in nodes if node.load is not None)
+        self._loads = [
+            load
+            for load in self._loads
+            if load.moment.seq >= before or load.rid in keep or load.moment.seq in told or not load.is_over(self._epoch)
+        ]
+        used = {segment.origin_id for load in self._loads for segment in load.segments}
+        used.update(content.id for content in self._host.contents())
+        self._backups = [
+            backup
+            for backup in self._backups
+            if backup.moment.seq >= before
+            or backup.moment.seq in used
+            or keep & {backup.rid, backup.owner}
+            or not backup.is_over(self._epoch)
+        ]
+        # Whose prefill a copy goes back to, also when nothing else of that request is left.
+        keep.update(backup.owner for backup in self._backups if backup.moment.seq in used)
+        ids = used.union(backup.moment.seq for backup in self._backups)
+        self._backup_nodes = {number: node for number, node in self._backup_nodes.items() if number in ids}
+        self._evictions = {
+            number: call
+            for number, call in self._evictions.items()
+            if call.moment.seq >= before
+            or call.end is None
+            or any(v.owner in keep for v in call.victims)
+            or any(r.queued.seq < call.last.seq and call.moment.seq < r.computed_by() for r in judged)
+        }
+        self._host_evictions = [
+            one for one in self._host_evictions if one.end.seq >= before or any(v.owner in keep for v in one.victims)
+        ]
+        self._rejections = [one for one in self._rejections if one.moment.seq >= before or one.owner in keep]
+        self._prefetches = [
+            one for one in self._prefetches if one.done.seq >= before or one.done.seq in used or one.rid in keep
+        ]
+        # In place: the tiers add to this very list.
+        self._residencies[:] = [
+            one for one in self._residencies if one.until is None or one.until.seq >= before or one.owner in keep
+        ]
+        copies = {b.transfer for b in self._backups} | {load.transfer for load in self._loads}
+        self._pages.forget(copies, before)
+        self._storage.forget(keep, before)
+        if self._evicting_host is None:
+            del self._freed_since[:-_FREED_KEPT], self._left_l2[:-_FREED_KEPT]
+        self._transfer_numbers.compact()
+        self._texts_forgotten.compact()
+
+    def _time_of(self, seq: int) -> int:
+        """A monotonic time that is not before an event's."""
+        while len(self._times) > 1 and self._times[0][0] < seq:
+            self._times.popleft()
+        return self._times[0][1]
+
+    def _live(self) -> set[str]:
+        """Whose prefixes a tier holds, or is about to."""
+        return {*self._tree.owners(), *(c.chain.rid for c in self._host.contents() if c.chain is not None)}
 
 
 def _told(tokens: int) -> int | None:

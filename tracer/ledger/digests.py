@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 from kvwitness.patches.schema import events as ev
 from kvwitness.tracer.ledger.facts import Backup, Load, Moment, PageCheck
@@ -25,6 +25,12 @@ class PageDigests:
     def loaded(self, event: ev.LoadDigested, moment: Moment) -> None:
         """A page was digested after it was copied back."""
         self._loaded[event.transfer, event.slot].append((event.digests, moment))
+
+    def forget(self, copies: Container[int | None], before: int) -> None:
+        """Drop what was taken before an event, but for these copies."""
+        for taken in (self._backed_up, self._loaded):
+            for key in [key for key, all_ in taken.items() if key[0] not in copies and all_[-1][1].seq < before]:
+                del taken[key]
 
     def checks(self, load: Load, backups: Mapping[int, Backup], page: int, layers: int | None) -> tuple[PageCheck, ...]:
         """The pages of a load that were digested both at their backup and after the load."""

@@ -456,6 +456,13 @@ class InstanceFacts(msgspec.Struct, frozen=True):
     """Time of the last event."""
     rejections: tuple[Rejection, ...] = ()
     storage: Storage = Storage()
+    remembers_from: int = 0
+    """What happened before this event is known only where something that is there still rests on it (0: all is)."""
+    remembers_from_ns: int = 0
+    """The wall clock (ns since the epoch) then, or a little later."""
+    context: frozenset[int] = frozenset()
+    """Requests (the events that queued them) that are only there as what others were built on: what happened beside
+    them is not remembered, and nothing may be claimed of them."""
 
     def wall_time_ns(self, t_ns: int) -> int:
         """Wall-clock time (ns since the epoch) of a monotonic reading of this instance."""

@@ -171,6 +171,10 @@ class HostView:
 
     # --- questions -----------------------------------------------------------------------------------
 
+    def contents(self) -> list[Content]:
+        """What the pages hold, whether it may be read yet or not."""
+        return list({id(content): content for content, _ in self._held.values()}.values())
+
     def segments(self, runs: tuple[Run, ...], start: int, end: int, chain: Chain | None) -> tuple[LoadSegment, ...]:
         """Where the content of slots comes from that are read as positions ``[start, end)`` of a sequence."""
         found: list[LoadSegment] = []

@@ -23,6 +23,15 @@ class OpenBackup:
     transfer: int | None = None
     duration_ns: int | None = None
 
+    @property
+    def owner(self) -> str | None:
+        """The request whose token prefix the copied positions belong to."""
+        return self.content.chain.rid if self.content.chain else None
+
+    def is_over(self, epoch: int) -> bool:
+        """Nothing can come of it any more."""
+        return self.acked is not None or self.epoch != epoch
+
     def freeze(self) -> ft.Backup:
         """What became of it, immutable."""
         q = self.queued
@@ -30,7 +39,7 @@ class OpenBackup:
             id=q.seq,
             epoch=self.epoch,
             rid=self.rid,
-            owner=self.content.chain.rid if self.content.chain else None,
+            owner=self.owner,
             node=q.node,
             start=q.start,
             end=q.end,
@@ -65,6 +74,10 @@ class OpenLoad:
     waited: ft.Moment | None = None
     waited_layers: int = 0
     read_early: bool = False
+
+    def is_over(self, epoch: int) -> bool:
+        """Nothing can come of it any more."""
+        return self.done is not None or self.epoch != epoch
 
     def freeze(self) -> ft.Load:
         """What became of it, immutable."""
@@ -107,6 +120,11 @@ class OpenEviction:
     freed: int | None = None
     end: ft.Moment | None = None
     free: int | None = None
+
+    @property
+    def last(self) -> ft.Moment:
+        """The last event of it so far."""
+        return self.end or (self.victims[-1].moment if self.victims else self.moment)
 
     def freeze(self) -> ft.EvictionCall:
         """What became of it, immutable."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from kvwitness.tracer.ledger.facts import ChunkFact, DecisionFact, MatchFact, Moment, RequestFacts
@@ -60,6 +61,14 @@ class OpenRequest:
             position = chunk.end
             whole = chunk.last and chunk.end >= self.prompt_tokens and chunk.done is not None
         return Computed(first.start, None if whole else position, first.moment)
+
+    def computed_by(self) -> float:
+        """The event with which its prefill had ended; infinite as long as that is not known."""
+        if self.released is not None:
+            return self.last.seq
+        if self.chunks and all(chunk.done is not None for chunk in self.chunks) and self.chunks[-1].last:
+            return max(chunk.done.seq for chunk in self.chunks if chunk.done is not None)
+        return math.inf
 
     def freeze(self, traceparent: str | None) -> RequestFacts:
         """The facts, immutable."""

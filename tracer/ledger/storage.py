@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from kvwitness.patches.schema import events as ev
 from kvwitness.tracer.ledger.facts import Moment, Storage, StorageChange, StorageTrouble, StorageTry
@@ -44,6 +44,15 @@ class StorageView:
 
     def backed_up(self, event: ev.StorageBackedUp, moment: Moment) -> None:
         self._written.append((event.tokens, event.completed, moment))
+
+    def forget(self, keep: Container[str | None], before: int) -> None:
+        """Drop what happened before an event, but to these requests; failures are kept, as they are counted."""
+        self._tries = [one for one in self._tries if one.moment.seq >= before or one.rid in keep]
+        if any(trouble.work == ev.StorageWork.WRITE for trouble in self._troubles):
+            return  # What was written before and since is told with it.
+        self._queued = [moment for moment in self._queued if moment.seq >= before]
+        older = [one for one in self._written if one[1] and one[2].seq < before]
+        self._written = [*older[-1:], *(one for one in self._written if one[2].seq >= before)]
 
     def freeze(self) -> Storage:
         """The facts."""

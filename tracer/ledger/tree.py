@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from kvwitness.patches.schema.events import AtAttach, Eviction, PathNode, ResidentNode
 from kvwitness.tracer.ledger.chains import Chain, same_prefix, shared_prefix
 from kvwitness.tracer.ledger.facts import MatchedNode, Moment, Residency
+from kvwitness.tracer.ledger.numbers import Numbers
 
 
 @dataclass(slots=True)
@@ -62,13 +63,16 @@ class TreeView:
         self._nodes: dict[int, Node] = {}
         self._by_start: dict[int, set[int]] = {}
         self._moved: list[tuple[int, str]] = []
-        self._looks = 0
+        self._looks = self._looked = 0
+        self._forgotten = Numbers()
         self._loading: dict[int, list[int]] = {}
         """Load-back -> the nodes that it brings, those that were split off from them meanwhile included."""
 
     # --- structure -----------------------------------------------------------------------------------
 
     def _place(self, node: Node) -> Node:
+        if node.id in self._forgotten:
+            node.known, node.doubt = False, True
         self._nodes[node.id] = node
         self._by_start.setdefault(node.start, set()).add(node.id)
         return node
@@ -111,6 +115,8 @@ class TreeView:
 
     def _split_off(self, step: PathNode, chain: Chain | None, on_path: set[int]) -> Node:
         """A node id that was not seen before: the prefix part of a known node, or new to the ledger."""
+        if step.node in self._forgotten:
+            return self._place(Node(step.node, step.start, step.end, chain, known=False))
         candidates: list[Node] = []
         for number in self._by_start.get(step.start, ()):
             other = self._nodes[number]
@@ -313,7 +319,35 @@ class TreeView:
             return f"node {number} left L1 twice"
         return None
 
+    def forget(self, held: set[int]) -> None:
+        """Drop the nodes that were not seen since the last call, are not in L1, and of which L2 holds nothing.
+
+        ``held``: the nodes that L2's copies were made of.
+        """
+        unplaced = -1 in held
+        for node in list(self._nodes.values()):
+            if node.seen > self._looked or node.resident is not None or node.load is not None:
+                continue
+            if unplaced or node.id in held or not node.was.isdisjoint(held):
+                continue
+            del self._nodes[node.id]
+            self._forgotten.add(node.id)
+            numbers = self._by_start[node.start]
+            numbers.discard(node.id)
+            if not numbers:
+                del self._by_start[node.start]
+        self._looked = self._looks
+        self._forgotten.compact()
+
     # --- questions -----------------------------------------------------------------------------------
+
+    def owners(self) -> set[str]:
+        """Whose prefixes the nodes are known by."""
+        return {node.chain.rid for node in self._nodes.values() if node.chain is not None}
+
+    def loads(self) -> set[int]:
+        """The load-backs that brought what is in L1, or are bringing it."""
+        return {node.load for node in self._nodes.values() if node.load is not None}
 
     def owner(self, number: int) -> Chain | None:
         """The sequence whose prefix a node is known to hold."""

@@ -58,6 +58,8 @@ def _judge_node(
         evidence.miss(Link.BORN, f"nothing recorded says how node {node.node} came into L1", matched)
     elif not node.known or node.same_prefix is not True:
         evidence.miss(Link.BORN, f"the ledger cannot tell whose prefix node {node.node} holds", matched)
+    elif load is None and node.load is not None:
+        evidence.miss(Link.BORN, f"the load-back that brought node {node.node} is not known", matched)
     elif load is not None and load.id in request.loads:
         evidence.miss(Link.BORN, "the request's own load-back brought it, for an earlier match", load.queued, matched)
     elif load is not None:

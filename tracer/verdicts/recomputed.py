@@ -9,7 +9,7 @@ from kvwitness.tracer.verdicts.l2 import covers
 from kvwitness.tracer.verdicts.links import Evidence
 from kvwitness.tracer.verdicts.rejections import last_rejection, rejected_words
 from kvwitness.tracer.verdicts.usage import Usage
-from kvwitness.tracer.verdicts.view import InstanceView, owners_of
+from kvwitness.tracer.verdicts.view import InstanceView, forgotten, owners_of
 
 
 def judge_recomputed(view: InstanceView, request: RequestFacts, usage: Usage) -> list[RangeVerdict]:
@@ -82,6 +82,10 @@ def _lost(view: InstanceView, request: RequestFacts, usage: Usage, start: int, e
         return _range(view, usage, start, end, Reason.RECOMPUTED, detail, evidence.complete()[:1])
     match = request.match
     assert match is not None
+    if forgotten(view, request):
+        detail = f"what became of this prefix of request {prior} was before event {view.instance.remembers_from}, "
+        detail += "and is not remembered any more"
+        return _range(view, usage, start, end, Reason.RECOMPUTED, detail, ())
     before = match.moment.seq
     owners = owners_of(view, request)
     acked = [b for b in view.backups_of(owners, request.epoch) if b.end > start]

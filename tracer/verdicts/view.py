@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from kvwitness.tracer.ledger.facts import (
@@ -92,16 +92,32 @@ class InstanceView:
 def owners_of(view: InstanceView, request: RequestFacts) -> set[str | None]:
     """Whose L1 or L2 copies can hold this request's prefix: the earlier request's and those that it built on."""
     owners: set[str | None] = {request.prior_rid}
-    seen: set[str] = set()
-    current = view.requests.get(request.prior_rid or "")
-    while current is not None and current.rid not in seen:
-        seen.add(current.rid)
+    for current in _built_on(view, request):
         if current.match is not None:
             # What was there when kvwitness was attached belongs to no request.
             owners.update(node.owner for node in current.match.nodes if node.same_prefix)
         owners.add(current.prior_rid)
-        current = view.requests.get(current.prior_rid or "")
     return owners
+
+
+def forgotten(view: InstanceView, request: RequestFacts) -> bool:
+    """Whether something of what the request's prefix was built on is not remembered any more."""
+    if not view.instance.remembers_from:
+        return False
+    return any(
+        prior is not None and prior not in view.requests
+        for prior in (request.prior_rid, *(current.prior_rid for current in _built_on(view, request)))
+    )
+
+
+def _built_on(view: InstanceView, request: RequestFacts) -> Iterator[RequestFacts]:
+    """The earlier request that shares the longest prefix, the one that it shared its own with, and so on."""
+    seen: set[str] = set()
+    current = view.requests.get(request.prior_rid or "")
+    while current is not None and current.rid not in seen:
+        seen.add(current.rid)
+        yield current
+        current = view.requests.get(current.prior_rid or "")
 
 
 def _at(residency: Residency, moment: Moment) -> bool:

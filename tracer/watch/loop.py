@@ -12,16 +12,19 @@ from typing import Final, Protocol
 import msgspec
 import psutil
 
-from kvwitness.collectors.journal import Journal
 from kvwitness.collectors.kv_events import KvGap, KvRestart
+from kvwitness.collectors.metrics import MetricsSnapshot
+from kvwitness.collectors.tail import TailState
 from kvwitness.tracer import judgement
 from kvwitness.tracer.bundle.counters import window_between
+from kvwitness.tracer.growing import Growing
 from kvwitness.tracer.judgement import Judgement
 from kvwitness.tracer.outside.recorder import Recorder, Stop, Wanted
 from kvwitness.tracer.outside.records import Counted, Line, Server, Unanswered
-from kvwitness.tracer.spans.follow import Follower
 from kvwitness.tracer.watch.tallies import SETTLE_S, News, Tallies
 
+_READING_NS: Final = 30_000_000_000
+_READINGS: Final = 64
 _SHARE: Final = 4
 """The pause is at least so many times as long as the round before it: watching must not use up a processor."""
 
@@ -48,16 +51,19 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Watcher:
-    """Rounds over one source. ``begin`` and ``end`` around them; used by one thread."""
+    """Rounds over one source; used by one thread. ``growing``: how much of its journals to remember."""
 
-    def __init__(self, source: Source, view: View) -> None:
+    def __init__(self, source: Source, view: View, growing: Growing | None = None) -> None:
         self._view = view
-        self._follower = Follower(source.directory) if source.directory is not None else None
+        self._growing = growing or (Growing(source.directory) if source.directory is not None else None)
         self._lines: queue.SimpleQueue[Line] = queue.SimpleQueue()
         self._recorder = Recorder(source.wanted, self._put) if source.wanted is not None else None
         self._tallies = Tallies(SETTLE_S if source.wanted is None else 2 * SETTLE_S)
         self._judged: Judgement | None = None
         self._silent = False
+        self._base: MetricsSnapshot | None = None
+        self._readings: list[MetricsSnapshot] = []
+        """Of the server's counters, since it was started: to compare with as much as is remembered."""
 
     @property
     def not_recorded(self) -> dict[str, str]:
@@ -77,19 +83,38 @@ class Watcher:
             else:
                 self._recorder.round()
             self._drain()
-        if self._follower is None:
+        growing = self._growing
+        if growing is None:
             return
-        if self._follower.refresh() or self._judged is None:
-            self._judged = judgement.judge(self._follower.journals, None, self._window())
-        journals = self._follower.journals
-        news = self._tallies.take(self._judged, journals, now_s, _alive(journals), all_=last)
-        self._view.news(news, now_s)
+        while True:
+            if growing.refresh(now_s, last=last) or self._judged is None:
+                instances = growing.instances()
+                self._judged = judgement.judge_instances(instances, None, self._window(growing.remembered_since_ns))
+            states, leaving = growing.states, growing.leaving()
+            whole = last and not growing.behind
+            news = self._tallies.take(self._judged, states, now_s, _alive(states), leaving=leaving, all_=whole)
+            self._view.news(news, now_s)
+            growing.forget(leaving)
+            if not growing.behind:
+                return
 
-    def _window(self) -> judgement.CounterWindow | None:
-        if self._recorder is None:
+    def _window(self, since_ns: int) -> judgement.CounterWindow | None:
+        """What the server's counters gained, from where on everything is remembered."""
+        readings = self._recorder.since_reset if self._recorder is not None else None
+        if readings is None:
             return None
-        readings = self._recorder.since_reset
-        return window_between(*readings) if readings is not None else None
+        base, now = readings
+        if base is not self._base:
+            self._base, self._readings = base, [base]
+        if not self._readings or now.wall_ns - self._readings[-1].wall_ns >= _READING_NS:
+            self._readings.append(now)
+            if len(self._readings) > _READINGS:
+                del self._readings[1::2]
+        while self._readings and self._readings[0].wall_ns <= since_ns:
+            del self._readings[0]
+        if not self._readings or self._readings[0] is now:
+            return None
+        return window_between(self._readings[0], now)
 
     def _put(self, _file: str, line: Line) -> None:
         self._lines.put(line)
@@ -136,7 +161,7 @@ def watch(watcher: Watcher, stop: Stop, interval_s: float, shown: Callable[[floa
         stop.wait(max(interval_s, _SHARE * (time.monotonic() - began)))
 
 
-def _alive(journals: Sequence[Journal]) -> Iterable[int]:
+def _alive(journals: Sequence[TailState]) -> Iterable[int]:
     """The processes of the journals that run; those of another machine are taken to."""
     here = socket.gethostname()
     for journal in journals:

@@ -6,15 +6,15 @@ has waited long enough for what may never come.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
 
-from kvwitness.collectors.journal import Journal
+from kvwitness.collectors.tail import TailState
 from kvwitness.patches.schema.events import Cause, Eviction
 from kvwitness.tracer.judgement import SCHEDULER_ROLE, Judgement
-from kvwitness.tracer.ledger.facts import EvictionCall, InstanceFacts, Load
+from kvwitness.tracer.ledger.facts import EvictionCall, HostEviction, InstanceFacts, Load
 from kvwitness.tracer.model import CrossCheck, RequestVerdict, Tier
 
 SETTLE_S: Final = 3.0
@@ -69,31 +69,50 @@ class Tallies:
         self._taken: set[tuple[str, int, int | None]] = set()
         self._waiting: dict[tuple[str, int, int | None], float] = {}
         self._evictions: set[tuple[str, int]] = set()
-        self._host_evictions: dict[str, int] = {}
+        self._host_evictions: set[tuple[str, int]] = set()
         self._transfers: set[tuple[str, int]] = set()
         self._lost: dict[tuple[str, str], int] = {}
         self._instances: dict[str, bool] = {}
 
     def take(
-        self, judged: Judgement, journals: Sequence[Journal], now_s: float, alive: Iterable[int], *, all_: bool = False
+        self,
+        judged: Judgement,
+        journals: Sequence[TailState],
+        now_s: float,
+        alive: Iterable[int],
+        *,
+        leaving: Container[str] = (),
+        all_: bool = False,
     ) -> News:
-        """The news of one round. ``alive``: process ids that run; ``all_``: do not wait for anything any more."""
+        """The news of one round. ``alive``: process ids that run; ``leaving``: requests that later rounds will not
+        have any more; ``all_``: do not wait for anything any more."""
         running = set(alive)
-        return News(
-            requests=tuple(self._requests(judged, now_s, all_)),
+        news = News(
+            requests=tuple(self._requests(judged, now_s, leaving, all_)),
             evictions=tuple(one for facts in judged.instances for one in self._evicted(facts)),
             loads=tuple(one for facts in judged.instances for one in self._loads(facts)),
             lost=tuple(self._losses(journals)),
             gaps=tuple(self._servers(journals, running)),
         )
+        self._forget(judged)
+        return news
 
-    def _requests(self, judged: Judgement, now_s: float, all_: bool) -> Iterator[RequestVerdict]:
+    def _forget(self, judged: Judgement) -> None:
+        """What this round does not have any more will not come again."""
+        self._taken &= {_key(verdict) for verdict in judged.verdicts}
+        self._evictions &= {(facts.instance, call.call) for facts in judged.instances for call in facts.evictions}
+        self._host_evictions &= {_left(facts, one) for facts in judged.instances for one in facts.host_evictions}
+        self._transfers &= {_copy(facts, load) for facts in judged.instances for load in facts.loads}
+
+    def _requests(
+        self, judged: Judgement, now_s: float, leaving: Container[str], all_: bool
+    ) -> Iterator[RequestVerdict]:
         for verdict in judged.verdicts:
-            key = (verdict.rid, verdict.attempt, verdict.queued_ns)
+            key = _key(verdict)
             if key in self._taken or not verdict.finished:
                 continue
             since = self._waiting.setdefault(key, now_s)
-            if all_ or now_s - since >= self._settle_s or _complete(verdict):
+            if all_ or verdict.rid in leaving or now_s - since >= self._settle_s or _complete(verdict):
                 self._taken.add(key)
                 del self._waiting[key]
                 yield verdict
@@ -104,22 +123,23 @@ class Tallies:
             if call.end is not None and key not in self._evictions:
                 self._evictions.add(key)
                 yield from _victims(facts, call)
-        seen = self._host_evictions.get(facts.instance, 0)
-        self._host_evictions[facts.instance] = len(facts.host_evictions)
-        for eviction in facts.host_evictions[seen:]:
+        for eviction in facts.host_evictions:
+            if _left(facts, eviction) in self._host_evictions:
+                continue
+            self._host_evictions.add(_left(facts, eviction))
             cause = Cause.NAMES.get(eviction.cause, "unknown")
             yield Evicted("L2", "host", cause, eviction.freed, facts.wall_time_ns(eviction.end.t_ns))
 
     def _loads(self, facts: InstanceFacts) -> Iterator[Loaded]:
         """Merged copies are counted once, with all their tokens."""
         for load in facts.loads:
-            key = (facts.instance, load.transfer if load.transfer is not None else -load.id)
+            key = _copy(facts, load)
             if load.done is None or key in self._transfers:
                 continue
             self._transfers.add(key)
             yield _loaded(facts, load)
 
-    def _losses(self, journals: Sequence[Journal]) -> Iterator[Lost]:
+    def _losses(self, journals: Sequence[TailState]) -> Iterator[Lost]:
         for journal in journals:
             missing = sum(gap.last - gap.first + 1 for gap in journal.gaps if gap.cause == "records missing")
             for what, count in (
@@ -133,7 +153,7 @@ class Tallies:
                     self._lost[journal.instance, what] = count
                     yield Lost(journal.instance, what, count - before)
 
-    def _servers(self, journals: Sequence[Journal], alive: set[int]) -> Iterator[str]:
+    def _servers(self, journals: Sequence[TailState], alive: set[int]) -> Iterator[str]:
         for journal in journals:
             if journal.role != SCHEDULER_ROLE:
                 continue
@@ -146,12 +166,24 @@ class Tallies:
                     yield f"scheduler {journal.pid} began to record: before that, nothing is known of its cache"
             if ended and not self._instances[journal.instance]:
                 self._instances[journal.instance] = True
-                last = journal.events[-1].seq if journal.events else 0
+                last = journal.last_seq
                 if journal.closed:
                     yield f"scheduler {journal.pid} ended, its journal is whole (event {last})"
                 else:
                     what = "is not running any more and did not end its journal"
                     yield f"scheduler {journal.pid} {what}: nothing is known after event {last}"
+
+
+def _key(verdict: RequestVerdict) -> tuple[str, int, int | None]:
+    return verdict.rid, verdict.attempt, verdict.queued_ns
+
+
+def _left(facts: InstanceFacts, eviction: HostEviction) -> tuple[str, int]:
+    return facts.instance, eviction.end.seq
+
+
+def _copy(facts: InstanceFacts, load: Load) -> tuple[str, int]:
+    return facts.instance, load.transfer if load.transfer is not None else -load.id
 
 
 def _complete(verdict: RequestVerdict) -> bool:
