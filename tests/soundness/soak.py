@@ -1,6 +1,7 @@
 """Random load on a real server for an hour, and whether the ledger still agrees with the pools at its end.
 
-``python tests/soundness/soak.py --minutes 60``: the CPU stand's SGLang on standby, attached while it is empty;
+``python tests/soundness/soak.py --minutes 60``: the CPU stand's SGLang on standby, attached while it is empty, or
+with ``--url`` and ``--dir`` a server of one rank that runs on standby already (``kvwitness serve --standby``);
 then clients whose prompts share prefixes, diverge, are given up halfway. At the end kvwitness lets go and is
 attached anew: what it finds then in the tree is compared with what the first record says is there.
 """
@@ -19,7 +20,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import linear_regression
@@ -31,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from kvwitness.collectors.journal import Journal, find_journals, read_journal
 from kvwitness.collectors.standby import Answer, ask, sockets_in
+from kvwitness.collectors.tail import Tail
 from kvwitness.patches.schema.control import ATTACH, DETACH
 from kvwitness.patches.schema.events import AtAttach, ResidentNode, Run
 from kvwitness.tracer.judgement import SCHEDULER_ROLE, judge
@@ -45,6 +47,7 @@ _STEMS = 24
 _STEM_TOKENS = 500
 _GIVEN_UP_EVERY = 25
 _QUIET_S = 1.0
+_PORTION = 50_000
 
 
 @dataclass
@@ -60,8 +63,8 @@ class Load:
 def _prompt(chance: random.Random, stems: Sequence[Sequence[int]]) -> list[int]:
     """A stem, cut anywhere, another stem's part, and a few tokens of its own."""
     first, second = chance.choice(stems), chance.choice(stems)
-    head = first[: chance.randrange(16, _STEM_TOKENS)]
-    return [*head, *second[: chance.randrange(0, 200)], *(chance.randrange(1, 1000) for _ in range(4))]
+    head = first[: chance.randrange(16, len(first))]
+    return [*head, *second[: chance.randrange(0, 2 * len(second) // 5)], *(chance.randrange(1, 1000) for _ in range(4))]
 
 
 def _client(url: str, seed: int, stems: Sequence[Sequence[int]], load: Load, stop: threading.Event) -> None:
@@ -88,9 +91,9 @@ def _client(url: str, seed: int, stems: Sequence[Sequence[int]], load: Load, sto
 
 
 @contextmanager
-def _under_load(url: str, clients: int, seed: int) -> Iterator[Load]:
+def _under_load(url: str, clients: int, seed: int, count: int, tokens: int) -> Iterator[Load]:
     chance = random.Random(seed)
-    stems = [[chance.randrange(1, 1000) for _ in range(_STEM_TOKENS)] for _ in range(_STEMS)]
+    stems = [[chance.randrange(1, 1000) for _ in range(tokens)] for _ in range(count)]
     load, stop = Load(), threading.Event()
     threads = [threading.Thread(target=_client, args=(url, seed + n + 1, stems, load, stop)) for n in range(clients)]
     for thread in threads:
@@ -151,7 +154,9 @@ def _journals(data: Path) -> list[Journal]:
 
 
 def _mib(process: psutil.Process) -> float:
-    return float(process.memory_info().rss) / 2**20
+    """A process's own memory: without files that are mapped into it, of which the journal is one."""
+    held = process.memory_info()
+    return float(held.rss - held.shared) / 2**20
 
 
 @dataclass
@@ -205,13 +210,13 @@ def _stand(sglang: str | None, folder: Path, progress: Progress) -> Iterator[tup
 
 def _wait_until_quiet(data: Path) -> None:
     """The server has nothing to do any more: its journal stands still."""
-    (journal,) = find_journals(data)
-    size, since = -1, time.monotonic()
+    tail = max((Tail(path) for path in find_journals(data)), key=lambda tail: tail.state.wall_ns)
+    since = time.monotonic()
     while time.monotonic() - since < _QUIET_S:
-        now = len(read_journal(journal).events)
-        if now != size:
-            size, since = now, time.monotonic()
-        time.sleep(_QUIET_S / 4)
+        if tail.read(_PORTION, time.monotonic()):
+            since = time.monotonic()
+        else:
+            time.sleep(_QUIET_S / 4)
 
 
 def _parsed() -> argparse.Namespace:
@@ -220,20 +225,28 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sglang", help="the stand's release")
+    parser.add_argument("--url", help="a server on standby, instead of the stand's")
+    parser.add_argument("--dir", type=Path, help="with --url: where it records")
+    parser.add_argument("--stems", type=int, default=_STEMS, help="how many prefixes the prompts are made of")
+    parser.add_argument("--stem-tokens", type=int, default=_STEM_TOKENS, help="how long each of them is")
     parser.add_argument("--keep", type=Path, help="keep the journals in this folder")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if (options.url is None) != (options.dir is None):
+        parser.error("give both --url and --dir, or none")
+    return options
 
 
 def main() -> int:
     options = _parsed()
     with tempfile.TemporaryDirectory(prefix="kvwitness-soak-") as name, reporting() as progress:
         folder = Path(name)
-        with _stand(options.sglang, folder, progress) as (url, data):
+        given = nullcontext((options.url, options.dir)) if options.url else None
+        with given or _stand(options.sglang, folder, progress) as (url, data):
             first = _ask(data, ATTACH)
             with _watched(data, folder / "watch.txt") as watching:
                 memory = Memory({"scheduler": psutil.Process(first.pid), "watch": watching})
                 start = time.monotonic()
-                with _under_load(url, options.clients, options.seed) as load:
+                with _under_load(url, options.clients, options.seed, options.stems, options.stem_tokens) as load:
                     while (left := start + options.minutes * 60 - time.monotonic()) > 0:
                         time.sleep(min(60.0, left))
                         held = memory.look((time.monotonic() - start) / 60)
@@ -244,8 +257,9 @@ def main() -> int:
             _ask(data, ATTACH)
             _ask(data, DETACH)
         if options.keep is not None:
-            shutil.copytree(folder, options.keep, ignore=shutil.ignore_patterns("control"), dirs_exist_ok=True)
-        before, after = sorted(_journals(data), key=lambda journal: journal.wall_ns)
+            for kept in (data, folder):
+                shutil.copytree(kept, options.keep, ignore=shutil.ignore_patterns("control"), dirs_exist_ok=True)
+        before, after = sorted(_journals(data), key=lambda journal: journal.wall_ns)[-2:]
         size, lost = (data / before.path).stat().st_size, before.lost_quota + before.lost_oversize
         started = time.monotonic()
         judgement = judge([before])
