@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -48,6 +47,7 @@ _STEM_TOKENS = 500
 _GIVEN_UP_EVERY = 25
 _QUIET_S = 1.0
 _PORTION = 50_000
+_END_S = 600.0
 
 
 @dataclass
@@ -194,7 +194,7 @@ def _watched(data: Path, log: Path) -> Iterator[psutil.Process]:
             yield psutil.Process(process.pid)
         finally:
             process.send_signal(signal.SIGINT)
-            process.wait(60.0)
+            process.wait(_END_S)
 
 
 @contextmanager
@@ -229,7 +229,7 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--dir", type=Path, help="with --url: where it records")
     parser.add_argument("--stems", type=int, default=_STEMS, help="how many prefixes the prompts are made of")
     parser.add_argument("--stem-tokens", type=int, default=_STEM_TOKENS, help="how long each of them is")
-    parser.add_argument("--keep", type=Path, help="keep the journals in this folder")
+    parser.add_argument("--keep", type=Path, help="record into this folder, and keep it")
     options = parser.parse_args()
     if (options.url is None) != (options.dir is None):
         parser.error("give both --url and --dir, or none")
@@ -239,7 +239,8 @@ def _parsed() -> argparse.Namespace:
 def main() -> int:
     options = _parsed()
     with tempfile.TemporaryDirectory(prefix="kvwitness-soak-") as name, reporting() as progress:
-        folder = Path(name)
+        folder = options.keep.absolute() if options.keep is not None else Path(name)
+        folder.mkdir(parents=True, exist_ok=True)
         given = nullcontext((options.url, options.dir)) if options.url else None
         with given or _stand(options.sglang, folder, progress) as (url, data):
             first = _ask(data, ATTACH)
@@ -256,9 +257,6 @@ def main() -> int:
             _ask(data, DETACH)
             _ask(data, ATTACH)
             _ask(data, DETACH)
-        if options.keep is not None:
-            for kept in (data, folder):
-                shutil.copytree(kept, options.keep, ignore=shutil.ignore_patterns("control"), dirs_exist_ok=True)
         before, after = sorted(_journals(data), key=lambda journal: journal.wall_ns)[-2:]
         size, lost = (data / before.path).stat().st_size, before.lost_quota + before.lost_oversize
         started = time.monotonic()
