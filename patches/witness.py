@@ -125,6 +125,8 @@ class Witness:
         """write_back: nodes that left the tree's L1 and whose copy is not complete."""
         self.prefetching: Any = None
         """The request of whose prefetch from storage the tree looks whether it may end."""
+        self.prefetch_ended = False
+        """It had ended by itself before the tree looked."""
         self.host_inserted: tuple[int, int, bytes] | None = None
         """What that put into L2: tokens, how many of them were there already, slots."""
         # --- tables

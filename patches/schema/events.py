@@ -624,7 +624,7 @@ class PrefetchDone(Event):
     """The prefetch ended: ``completed`` tokens from position ``start``, of which the first ``existing`` were
     in L2 already (their new copies were freed) and ``loaded`` were put into L2 (``slots`` from ``start``).
 
-    ``deadline`` 1: cut short by the prefetch policy's deadline.
+    ``deadline`` 1: cut short by the deadline of the prefetch policy ``timeout``.
     """
 
     req: int
@@ -813,6 +813,21 @@ class StorageBackedUp(Event):
     """The backup thread is through with one backup: ``completed`` of ``tokens`` tokens were written to storage."""
 
     tokens: int
+    completed: int
+
+
+@_event(105, "IIqq")
+@dataclass(frozen=True, slots=True)
+class PrefetchStopped(Event):
+    """The prefetch ``policy`` (an interned text) ended ``req``'s prefetch while it was under way.
+
+    ``completed`` tokens had been read by then, of ``found`` that the look-up had found (0: none, or no answer yet).
+    PrefetchDone or PrefetchRevoked follows. A prefetch that had ended before it was looked at leaves no such event.
+    """
+
+    req: int
+    policy: int
+    found: int
     completed: int
 
 

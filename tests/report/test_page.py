@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import re
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from kvwitness.tracer.report.messages import LANGUAGES
 
 from .pages import html_of, markdown_of, page_of
 from .runs import abc_records, bundle_of, gpu_bundle, record
+
+STORED = Path(__file__).parents[1] / "soundness" / "data" / "storage" / "admin-0.5.23-rust.kvwj.xz"
 
 
 def test_the_claim_its_grade_and_what_is_not_claimed(bundle: Path) -> None:
@@ -43,6 +46,20 @@ def test_the_chain_has_every_link_with_its_events(bundle: Path) -> None:
     ):
         assert words in chain
     assert "MISSING" not in chain
+
+
+def test_what_became_of_the_storage_is_told(tmp_path: Path) -> None:
+    journal = tmp_path / "scheduler-1-1.kvwj"
+    journal.write_bytes(lzma.decompress(STORED.read_bytes()))
+    bundle = bundle_of(tmp_path / "bundle", records=(), journals=(journal,))
+    for text in (page_of(bundle).text("conditions"), markdown_of(bundle)):
+        assert "storage attach refused: file" in text and "scheduler is not idle" in text
+        assert "storage attached: dynamic (prefetch policy wait_complete)" in text
+    assert "Хранилище (L3)" in markdown_of(bundle, "ru")
+
+
+def test_without_storage_nothing_is_told_of_it(bundle: Path) -> None:
+    assert "(L3)" not in page_of(bundle).text("conditions")
 
 
 def test_residency_is_that_of_the_ledger(bundle: Path) -> None:

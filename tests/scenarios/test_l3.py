@@ -5,6 +5,7 @@ S21 to S24 are also run on a real server: tests/live/test_storage.py.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -120,6 +121,19 @@ def test_s21_a_page_transfer_that_raises_is_no_read() -> None:
     assert "the page transfer in storage (L3) failed: RuntimeError: no driver" in verdict.sentence
 
 
+def test_s21_a_request_that_waits_for_ever_for_a_failed_transfer_says_so() -> None:
+    """SGLang 0.5.17 with wait_complete: the transfer's thread is gone, and nobody ends the prefetch."""
+    story = Story()
+    server = story.server
+    server.serve([(FIRST, A)])
+    server.emit(ev.Queued, story.text(REPEAT), len(A), 0)
+    for step in (asked(story), looked_up(story, 64), failed(story, ev.StorageWork.READ, "OSError: gone")):
+        server.emit(*step)
+    verdict = judge([journal_as_read(renumbered(server.events))]).verdicts[-1]
+    assert (verdict.rid, verdict.grade) == (REPEAT, Grade.UNKNOWN)
+    assert any("not admitted: it waits for its prefetch" in n and "OSError: gone" in n for n in verdict.notes)
+
+
 def test_s22_failing_look_ups_are_counted_and_the_first_error_is_told() -> None:
     story = Story()
     error = "RuntimeError: Failed to load HiCache native hash extension"
@@ -135,6 +149,7 @@ def test_s23_what_is_older_than_the_attaching_was_never_backed_up() -> None:
     nothing_read(verdict)
     assert verdict.reason is Reason.NEVER_BACKED_UP
     assert f"never backed up to storage (L3): request {FIRST} is older than its attaching" in verdict.sentence
+    assert verdict.sentence.startswith("recomputed: never backed up to L3 (")
 
 
 def test_s24_a_prefetch_that_the_policy_cut_short() -> None:
@@ -145,6 +160,32 @@ def test_s24_a_prefetch_that_the_policy_cut_short() -> None:
     assert "cut short by the prefetch policy best_effort before anything was in L2" in verdict.sentence
     (remedy,) = {link.remedy for r in verdict.ranges for link in r.missing if link.link is Link.PREFETCHED}
     assert "wait_complete or timeout" in remedy
+
+
+@pytest.mark.parametrize(("policy", "remedy"), [("best_effort", "wait_complete or timeout"), ("timeout", "a longer")])
+def test_s24_when_nothing_had_been_read_of_what_was_found(policy: str, remedy: str) -> None:
+    story = Story()
+    steps = [
+        asked(story),
+        looked_up(story, 64),
+        (ev.PrefetchStopped, story.text(REPEAT), story.text(policy), 64, 0),
+        (ev.PrefetchDone, story.text(REPEAT), 0, 0, 0, 0, 0, ()),
+    ]
+    verdict = story.play(*steps)
+    nothing_read(verdict)
+    assert f"cut short by the prefetch policy {policy} before anything was in L2" in verdict.sentence
+    assert "the look-up had found 64 tokens" in verdict.sentence and "promised" not in verdict.sentence
+    assert any(remedy in link.remedy for r in verdict.ranges for link in r.missing)
+
+
+def test_s24_is_not_said_where_the_storage_thread_failed_first() -> None:
+    story = Story()
+    broken = failed(story, ev.StorageWork.READ, "OSError: gone")
+    stopped = (ev.PrefetchStopped, story.text(REPEAT), story.text("timeout"), 64, 0)
+    done = (ev.PrefetchDone, story.text(REPEAT), 0, 0, 0, 0, 0, ())
+    verdict = story.play(asked(story), looked_up(story, 64), broken, stopped, done)
+    assert "the page transfer in storage (L3) failed: OSError: gone" in verdict.sentence
+    assert "cut short" not in verdict.sentence
 
 
 @pytest.mark.parametrize("change", [(ev.StorageChanged, 0, 1, "detached"), None])
@@ -161,8 +202,18 @@ def test_a_detaching_that_was_refused_leaves_the_backend_attached() -> None:
     assert "missing in storage (L3)" in verdict.sentence
 
 
-def read_from_storage(stored: int = 64, drop: type[ev.Event] | None = None, **changed: Any) -> RequestVerdict:
-    """A, a flush, and A again: a prefetch brings ``stored`` tokens of it. ``changed``: fields of its end."""
+def read_from_storage(
+    stored: int = 64,
+    drop: type[ev.Event] | None = None,
+    found: int | None = None,
+    then: tuple[Any, ...] | None = None,
+    in_l1: bool = False,
+    **changed: Any,
+) -> RequestVerdict:
+    """A, a flush, and A again: a prefetch brings ``stored`` tokens of it. ``changed``: fields of its end.
+
+    ``then``: happens before it.
+    """
     server = Server(0, page=16, l1=400, l2=800, quiet=True)
     server.emit(*TIER)
     server.serve([(FIRST, A)])
@@ -172,8 +223,10 @@ def read_from_storage(stored: int = 64, drop: type[ev.Event] | None = None, **ch
     def after_the_prefetch(rid: str, tokens: tuple[int, ...]) -> list[Node]:
         number, slots = server.req(rid), server._pages(stored)
         server.free = [slot for slot in server.free if slot not in slots]
+        if then is not None:
+            server.emit(*then)
         server.emit(ev.PrefetchAsked, number, 1, 0, 64, 1)
-        server.emit(ev.StorageLookedUp, number, stored)
+        server.emit(ev.StorageLookedUp, number, stored if found is None else found)
         server.emit(ev.HostAlloc, 0, 0, len(server.free), server.runs(slots))
         node = Node(server.new_node(), 0, A[:stored], server.root, device=False, slots=slots)
         server.root.children.append(node)
@@ -184,6 +237,10 @@ def read_from_storage(stored: int = 64, drop: type[ev.Event] | None = None, **ch
     server.match = after_the_prefetch  # type: ignore[method-assign]
     server.serve([(REPEAT, A)])
     events = [event for event in server.events if drop is None or not isinstance(event, drop)]
+    if in_l1:
+        at = max(i for i, e in enumerate(events) if isinstance(e, ev.Matched))
+        path = tuple(step._replace(on_device=1) for step in events[at].path)
+        events[at] = dataclasses.replace(events[at], path=path)
     return judge([journal_as_read(renumbered(events))]).verdicts[-1]
 
 
@@ -198,9 +255,64 @@ def test_without_any_of_its_events_an_l3_read_is_not_confirmed(event: type[ev.Ev
     assert verdict.grade not in (Grade.CONFIRMED, Grade.VERIFIED, Grade.RECOMPUTED), verdict.sentence
 
 
-@pytest.mark.parametrize("changed", [{"start": 16}, {"completed": 80, "loaded": 80}, {"loaded": 48, "existing": 16}])
+@pytest.mark.parametrize(
+    "changed", [{"start": 16}, {"completed": 80, "loaded": 80}, {"loaded": 48, "existing": 16}, {"completed": 48}]
+)
 def test_a_prefetch_of_other_tokens_confirms_nothing(changed: dict[str, int]) -> None:
     assert read_from_storage(**changed).grade is not Grade.CONFIRMED
+
+
+def test_a_prefetch_that_brought_more_than_the_look_up_found_confirms_nothing() -> None:
+    verdict = read_from_storage(found=48)
+    assert verdict.grade is not Grade.CONFIRMED
+    assert "the prefetch brought 64 tokens, the look-up had found 48" in verdict.sentence
+
+
+def test_without_a_backend_by_the_events_an_l3_read_is_not_confirmed() -> None:
+    verdict = read_from_storage(then=(ev.StorageChanged, 0, 1, "detached"))
+    assert verdict.grade is not Grade.CONFIRMED
+    assert "no storage backend was attached when the prefetch was asked for" in verdict.sentence
+
+
+def test_what_the_tree_says_is_in_l1_was_not_read_from_storage() -> None:
+    assert read_from_storage(in_l1=True).grade is not Grade.CONFIRMED
+
+
+def test_a_policy_that_is_changed_is_no_new_attaching() -> None:
+    """Attaching the same backend again: what is older than that may well be in storage."""
+    story = Story()
+    again = (ev.StorageChanged, 1, 1, "HiCache storage backend already enabled with same backend; policies updated.")
+    verdict = story.play(asked(story), looked_up(story, 0), after_first=[again])
+    nothing_read(verdict)
+    assert "older than its attaching" not in verdict.sentence and "missing in storage (L3)" in verdict.sentence
+
+
+def other_s_prefetch(drop: type[ev.Event] | None = None) -> tuple[RequestVerdict, RequestVerdict]:
+    """What storage brought for one request is read by two later ones: from L2, then from L1."""
+    server = Server(0, page=16, l1=160, l2=800, stored=True, quiet=True)
+    server.backend.random = lambda: 0.99  # type: ignore[method-assign]
+    server.serve([(FIRST, A)])
+    server.flush()
+    server.serve([("brought", A)])
+    server.serve([("fill", tuple(range(1000, 1160)))])
+    for rid in ("from L2", "from L1"):
+        server.serve([(rid, A)])
+    gone = {id(e) for e in server.events if drop is not None and isinstance(e, drop)}
+    verdicts = judge([journal_as_read(renumbered([e for e in server.events if id(e) not in gone]))]).verdicts
+    return verdicts[-2], verdicts[-1]
+
+
+def test_what_another_request_s_prefetch_brought_is_an_l2_read() -> None:
+    from_l2, from_l1 = other_s_prefetch()
+    assert (from_l2.sentence, from_l1.sentence) == ("L2 read confirmed", "L1 read confirmed")
+    born = next(link for r in from_l2.ranges for link in r.links if link.link is Link.BORN)
+    assert "read from storage into L2 for request brought" in born.detail
+    assert [event.kind for event in born.events] == ["PrefetchAsked", "PrefetchDone"]
+
+
+@pytest.mark.parametrize("event", [ev.PrefetchAsked, ev.PrefetchDone])
+def test_and_not_without_its_events(event: type[ev.Event]) -> None:
+    assert all(verdict.grade is not Grade.CONFIRMED for verdict in other_s_prefetch(drop=event))
 
 
 def test_a_part_of_it_from_storage_is_read_and_the_rest_is_computed() -> None:
@@ -212,10 +324,13 @@ def test_a_part_of_it_from_storage_is_read_and_the_rest_is_computed() -> None:
 ON, OFF = "file (prefetch policy timeout): attached", "Reject attach: scheduler is not idle."
 
 
-def rank(number: int, *changes: tuple[int, int, str]) -> InstanceFacts:
+def rank(number: int, *changes: tuple[int, int, str] | None) -> InstanceFacts:
+    """None: not recorded."""
     server = Server(number, page=16, l1=96, l2=96, quiet=True)
-    for change in changes:
-        server.emit(ev.StorageChanged, *change)
+    for turn, change in enumerate(changes, 1):
+        server._time = 10_000 * turn
+        if change is not None:
+            server.emit(ev.StorageChanged, *change)
     facts = derive(journal_as_read(server.events))
     ranks = {"dp_rank": number, "dp_size": 2, "tp_size": 1, "pp_size": 1}
     return msgspec.structs.replace(facts, instance=f"scheduler-{number}", facts={**facts.facts, "ranks": ranks})
@@ -249,6 +364,27 @@ def test_every_rank_answers_for_itself(
     first: tuple[int, int, str], second: tuple[int, int, str] | None, line: str
 ) -> None:
     assert storage_changes([rank(0, first), rank(1, *([second] if second else []))]) == [line]
+
+
+def test_a_rank_whose_answer_was_not_recorded_is_not_given_the_next_one() -> None:
+    """Rank 1's journal does not have the attaching: its refusal to detach answers the second request, not the first."""
+    busy = (0, 0, "Reject detach: scheduler is not idle.")
+    lines = storage_changes([rank(0, (1, 1, ON), (0, 1, "Detached.")), rank(1, None, busy)])
+    assert lines[0].startswith("storage attach took effect on rank dp 0 and was not recorded on rank dp 1")
+    assert lines[1].startswith("storage detach took effect on rank dp 0 and was refused on rank dp 1")
+
+
+def test_ranks_that_say_different_things_are_told_apart() -> None:
+    again = "HiCache storage backend already enabled with same backend; policies updated."
+    lines = storage_changes([rank(0, (1, 1, again)), rank(1, (1, 1, ON))])
+    assert lines == [f"storage attached: on rank dp 0 {again}; on rank dp 1 {ON}"]
+
+
+def test_a_refused_attaching_is_told_of_the_requests_of_that_rank() -> None:
+    story = Story(attached=False)
+    verdict = story.play(after_first=[(ev.StorageChanged, 1, 0, "dynamic: connection refused")])
+    nothing_read(verdict)
+    assert "no storage (L3) is attached on this rank: attaching was refused (dynamic: connection" in verdict.sentence
 
 
 def test_attaching_and_detaching_are_events_of_the_epoch_s_span() -> None:

@@ -19,7 +19,7 @@ from soundness.oracle import Oracle
 from soundness.timeline import Attempt
 
 CLAIMED = (Grade.CONFIRMED, Grade.VERIFIED)
-ORACLE_TIERS = (Tier.L1, Tier.L2)
+ORACLE_TIERS = (Tier.L1, Tier.L2, Tier.L3)
 
 
 @dataclass(frozen=True)

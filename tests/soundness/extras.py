@@ -24,6 +24,8 @@ def insert(rng: random.Random, events: Events) -> str:
     ]
     at = rng.choice(interesting) if interesting and rng.random() < 0.7 else rng.randrange(len(events))
     part = rng.choice(PARTS)
+    if rng.random() < 0.5 and any(isinstance(e, ev.PrefetchAsked) for e in events):
+        part = rng.choice(STORAGE_PARTS)
     extra = part(rng, events, at)
     place(events, at, extra)
     names = ", ".join(type(e).__name__ for e in extra)
@@ -225,6 +227,52 @@ def _backup_failed(rng: random.Random, events: Events, at: int) -> list[ev.Event
     return [ev.BackupRejected(0, 0, rng.choice(_numbers(events)), step.node, step.end - step.start, 0)]
 
 
+def _fetched(rng: random.Random, events: Events, at: int) -> list[ev.Event]:
+    """Slots are given back and filled from storage, for this request or another, where they are read or elsewhere."""
+    slots = _some_slots(rng, events, at)
+    fetches = [e for e in events if isinstance(e, ev.PrefetchDone) and e.slots]
+    start, req = rng.choice((0, 0, 16)), rng.choice(_numbers(events))
+    if fetches and rng.random() < 0.7:
+        known = rng.choice(fetches)
+        slots, start, req = known.slots, known.start, rng.choice((req, known.req, known.req))
+    size, free = sum(run.length for run in slots), _available(events, at)
+    story: list[ev.Event] = [
+        ev.PrefetchAsked(0, 0, req, 1, start, size, 1),
+        ev.HostFree(0, 0, 0, 0, free + size, slots),
+        ev.HostAlloc(0, 0, 0, 0, free, slots),
+        ev.StorageLookedUp(0, 0, req, size),
+        ev.PrefetchDone(0, 0, req, start, size, 0, size, 0, slots),
+    ]
+    if rng.random() < 0.4:
+        story.pop(rng.randrange(len(story)))
+    return story[rng.choice((0, 0, 0, 1, 2, 3)) :]
+
+
+def _backend_changed(rng: random.Random, events: Events, at: int) -> list[ev.Event]:
+    return [ev.StorageChanged(0, 0, rng.choice((0, 0, 1)), rng.choice((1, 1, 0)), "told")]
+
+
+def _storage_told(rng: random.Random, events: Events, at: int) -> list[ev.Event]:
+    """One more step of some request's prefetch."""
+    req = rng.choice([e.req for e in events if isinstance(e, ev.PrefetchAsked)] or _numbers(events))
+    told: list[ev.Event] = [
+        ev.PrefetchAsked(0, 0, req, 1, rng.choice((0, 16)), rng.choice((16, 64, 800)), rng.choice((0, 1))),
+        ev.StorageLookedUp(0, 0, req, rng.choice((0, 16, 64, 800))),
+        ev.PrefetchRevoked(0, 0, req, rng.choice(_numbers(events))),
+        ev.PrefetchStopped(0, 0, req, rng.choice(_numbers(events)), 64, 16),
+        ev.StorageFailed(0, 0, ev.StorageWork.READ, req, "OSError: told"),
+        ev.PrefetchDone(0, 0, req, 0, 0, 0, 0, 0, ()),
+    ]
+    return [rng.choice(told)]
+
+
+def _prefetch_hook_failed(rng: random.Random, events: Events, at: int) -> list[ev.Event]:
+    number = _fresh(events, "id")
+    return [ev.Text(0, 0, number, "storage.handle_prefetch_result"), ev.HookFailed(0, 0, number, 1, "x")]
+
+
+STORAGE_PARTS: list[Part] = [_fetched, _fetched, _backend_changed, _storage_told, _prefetch_hook_failed]
+"""Where something was asked for from storage."""
 PARTS: list[Part] = [
     _reused,
     _reused,

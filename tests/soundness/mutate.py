@@ -45,6 +45,7 @@ NUMBERS: dict[str, tuple[int, ...]] = {
     "call": (-1, 1),
     "layers": (-1, 1),
     "pool": (1,),
+    "completed": (-16, 16, 64),
 }
 IDS = ("req", "node", "best_node", "device_node", "id", "parent", "slot")
 FLAGS = (
@@ -61,6 +62,9 @@ FLAGS = (
     "reason",
     "cause",
     "early",
+    "issued",
+    "attach",
+    "ok",
 )
 
 
@@ -251,7 +255,9 @@ def _bent(rng: random.Random, events: Events, event: ev.Event, name: str) -> obj
 
 def _bent_slots(rng: random.Random, events: Events, value: tuple[ev.Run, ...]) -> object:
     others = [
-        e.slots for e in events if isinstance(e, ev.BackupQueued | ev.LoadQueued | ev.HostAlloc | ev.ResidentNode)
+        e.slots
+        for e in events
+        if isinstance(e, ev.BackupQueued | ev.LoadQueued | ev.HostAlloc | ev.ResidentNode | ev.PrefetchDone)
     ]
     match rng.randrange(5):
         case 0:

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from kvwitness.patches.schema import events as ev
-from soundness.timeline import TREE_FAMILY, Attempt, Copy, Found, Timeline, Use, reach
+from soundness.timeline import TREE_FAMILY, Attempt, Copy, Fetch, Found, Timeline, Use, reach
 
 LINKS = {
     "L1": ("born", "resident_l1", "left_l1", "used", "epoch"),
     "L2": ("born", "backed_up", "left_l1", "resident_l2", "read", "used", "epoch"),
+    "L3": ("prefetched", "resident_l2", "read", "used", "epoch"),
+    "prefetched": ("prefetched",),
     "content": ("content",),
 }
 EDGES: dict[type[ev.Event], tuple[str, ...]] = {
@@ -111,6 +113,8 @@ class Oracle:
                 edges.add(getattr(event, name))
             if isinstance(event, ev.Matched):
                 edges.add(event.device + event.host)
+            if isinstance(event, ev.PrefetchDone):
+                edges.update((event.start, event.start + event.existing, event.start + event.completed))
             for step in getattr(event, "path", ()):
                 edges.update((step.start, step.end))
         for a, b in combinations([*self.line.uses, *(found.use for found in self.line.found)], 2):
@@ -126,7 +130,11 @@ class Oracle:
                 told = self.line.pages.get(number, []) if number is not None else []
                 found.append(
                     [
-                        (e.seq, e.what, any(c.page_of(low, self.page) == number for c in (e.copy, e.found) if c))
+                        (
+                            e.seq,
+                            e.what,
+                            any(c.page_of(low, self.page) == number for c in (e.copy, e.found, e.fetch) if c),
+                        )
                         for e in told
                     ]
                 )
@@ -141,7 +149,7 @@ class Oracle:
         facts = line.instance
         if not facts.get("page_size") or not facts.get("bytes_per_token"):
             raise Refused("no facts of the instance")
-        if tier == "L2" and (facts.get("host_memory_mode") or "cache") != "cache":
+        if tier in ("L2", "L3") and (facts.get("host_memory_mode") or "cache") != "cache":
             raise Refused("host memory is transit here")
         ranks = facts.get("ranks") or {}
         if (ranks.get("attn_tp_size") or ranks.get("tp_size") or 1) * (ranks.get("pp_size") or 1) != 1:
@@ -184,7 +192,8 @@ class Oracle:
         else:
             if not (match.device <= low and high <= match.device + match.host and not step.on_device):
                 raise Refused("not matched in L2")
-            needed += self._from_l2(attempt, match, admission, epoch, history, low, high)
+            from_below = self._from_l2 if tier == "L2" else self._from_l3
+            needed += from_below(attempt, match, admission, epoch, history, low, high)
         self._whole(needed)
         self._witness(attempt, match, admission)
 
@@ -439,16 +448,12 @@ class Oracle:
         low: int,
         high: int,
     ) -> list[ev.Event]:
-        loads = self._loads(attempt, match, admission)
-        mine = [c for c in loads if c.queued.start < high and low < c.queued.end]
-        if len(mine) != 1:
-            raise Refused(f"{len(mine)} load-backs of it were queued for the request")
-        decided = [e for e in attempt.events if isinstance(e, ev.LoadBackDecided) and match.seq < e.seq < admission.seq]
-        if len(decided) != 1 or decided[0].loaded != sum(c.queued.tokens for c in loads):
-            raise Refused("init_load_back did not return what was queued")
-        events = self._copied(attempt.use, mine[0], match, match.seq, epoch, low, high)
-        events += self._waited_for(attempt, mine[0])
-        acked = next(e for e in events if isinstance(e, ev.BackupAcked | ev.ResidentNode))
+        load, decided = self._load_of(attempt, match, admission, low, high)
+        if any(fetch.attempt is attempt for fetch in self._fetched(load, low)):
+            raise Refused("its own prefetch from storage brought it: that is L3")
+        events = self._copied(attempt.use, load, match, match.seq, epoch, low, high)
+        events += self._waited_for(attempt, load)
+        acked = next(e for e in events if isinstance(e, ev.BackupAcked | ev.ResidentNode | ev.PrefetchDone))
         before = [entry for entry in history if entry.seq < match.seq]
         if not before or before[-1].there:
             raise Refused("it had not left L1 at the match")
@@ -457,7 +462,93 @@ class Oracle:
             raise Refused("it did not leave L1 by demotion after its backup was acknowledged")
         if out.found is not None:
             events.append(out.found.event)
-        return [*events, *decided, *(e for _, e in self.line.evicted if e.seq == out.seq)]
+        return [*events, decided, *(e for _, e in self.line.evicted if e.seq == out.seq)]
+
+    def _load_of(
+        self, attempt: Attempt, match: ev.Matched, admission: ev.Admission, low: int, high: int
+    ) -> tuple[Copy, ev.LoadBackDecided]:
+        """The one load-back of the block for the request, and the decision that it came from."""
+        loads = self._loads(attempt, match, admission)
+        mine = [c for c in loads if c.queued.start < high and low < c.queued.end]
+        if len(mine) != 1:
+            raise Refused(f"{len(mine)} load-backs of it were queued for the request")
+        decided = [e for e in attempt.events if isinstance(e, ev.LoadBackDecided) and match.seq < e.seq < admission.seq]
+        if len(decided) != 1 or decided[0].loaded != sum(c.queued.tokens for c in loads):
+            raise Refused("init_load_back did not return what was queued")
+        return mine[0], decided[0]
+
+    # --- L3 ------------------------------------------------------------------------------------------
+
+    def _fetched(self, load: Copy, low: int) -> list[Fetch]:
+        """The prefetch that filled the host page that is read as ``low``, when nothing was written to it since."""
+        number = load.page_of(low, self.page)
+        told = self.line.pages.get(number, []) if number is not None else []
+        writes = [e for e in told if e.what in ("write", "found") and e.seq < load.queued.seq]
+        return [e.fetch for e in writes[-1:] if e.fetch is not None]
+
+    def _from_l3(
+        self,
+        attempt: Attempt,
+        match: ev.Matched,
+        admission: ev.Admission,
+        epoch: int,
+        history: list[L1Event],
+        low: int,
+        high: int,
+    ) -> list[ev.Event]:
+        """Storage filled the slots for this very request while it waited, and its load-back read them."""
+        load, decided = self._load_of(attempt, match, admission, low, high)
+        fetched = self._fetched(load, low)
+        if not fetched or fetched[0].attempt is not attempt:
+            raise Refused("no prefetch for this request filled the slots that were read")
+        (fetch,) = fetched
+        assert fetch.asked is not None or fetch.wrong
+        events = self._copied(attempt.use, load, match, match.seq, epoch, low, high)
+        events += self._waited_for(attempt, load)
+        if fetch.asked is None or fetch.asked.seq < attempt.queued.seq:
+            raise Refused("the prefetch was not asked for while the request waited")
+        return [*events, decided]
+
+    def _attached(self, seq: int) -> bool:
+        """Was a storage backend attached at event ``seq``?"""
+        changes = [attach for when, attach in self.line.storage if when < seq]
+        return changes[-1] if changes else bool(self.line.instance.get("storage"))
+
+    def _same_or_matched(
+        self, filled: Use, use: Use, since: int, match: ev.Matched, epoch: int, low: int, high: int
+    ) -> bool:
+        """Digests show equality; or they do but for less than a cell, and both requests' paths lead to one node."""
+        equal = self.same(filled, use, high)
+        if equal is not None:
+            return equal
+        if not use.grid or reach(filled, use)[0] < high - high % use.grid:
+            return False
+        return any(
+            s.use is filled and since < s.seq <= match.seq and s.step.start <= low and high <= s.step.end
+            for node in match.path
+            if node.start <= low and high <= node.end
+            for holder in (node.node, *self.line.ancestors(epoch, node.node))
+            for s in self.line.sightings.get((epoch, holder), [])
+        )
+
+    def _filled(
+        self, use: Use, fetch: Fetch, match: ev.Matched, alloc: int, by: int, epoch: int, low: int, high: int
+    ) -> list[ev.Event]:
+        """The events by which storage filled a page with the block, when that is ``use``'s prefix."""
+        self._instance("prefetched")
+        if fetch.wrong or fetch.epoch != epoch:
+            raise Refused(fetch.wrong or "a prefetch of another epoch")
+        assert fetch.asked is not None
+        if fetch.done.seq > by:
+            raise Refused("the prefetch had not ended in time")
+        if not alloc < fetch.done.seq or self.line.epoch_of[fetch.asked.seq] != epoch:
+            raise Refused("asked for in another epoch")
+        if not self._attached(fetch.asked.seq):
+            raise Refused("no storage was attached when the prefetch was asked for")
+        if fetch.use is None or not self._same_or_matched(fetch.use, use, fetch.done.seq, match, epoch, low, high):
+            raise Refused("the slots were filled for another prefix")
+        told = [fetch.looked_up] if fetch.looked_up is not None else []
+        return [fetch.asked, fetch.done, *told]
 
     def _waited_for(self, attempt: Attempt, load: Copy) -> list[ev.Event]:
         """Where threads copy: the pass that the load was for read no layer before it was there."""
@@ -498,10 +589,16 @@ class Oracle:
         if len(stretch) < 2 or (stretch[-2].what, stretch[-1].what) != ("alloc", "write"):
             raise Refused("the slots did not hold what one backup wrote, from the backup to the end of the read")
         write, alloc = stretch[-1], stretch[-2]
-        backup = write.copy
-        assert backup is not None
         if any(alloc.seq < seq < until for seq in line.emptied + line.resets):
             raise Refused("the host pool was emptied in between")
+        taken = [e for e in line.events if e.seq == alloc.seq]
+        if write.fetch is not None:
+            if write.fetch.done.seq > load.queued.seq or write.fetch.page_of(low, self.page) != number:
+                raise Refused("the slots were filled for other positions, or later")
+            filled = self._filled(use, write.fetch, match, alloc.seq, by, epoch, low, high)
+            return [*filled, *taken, load.queued, load.started, load.ended]
+        backup = write.copy
+        assert backup is not None
         if backup.queued.seq > load.queued.seq or backup.epoch != epoch or backup.wrong:
             raise Refused(backup.wrong or "written after the read was queued")
         if backup.page_of(low, self.page) != number or not backup.queued.start <= low < high <= backup.queued.end:
@@ -509,8 +606,7 @@ class Oracle:
         if backup.started is None or backup.ended is None or backup.ended.seq > by:
             raise Refused("the backup was not acknowledged in time")
         born = self._written_for(use, backup, match, epoch, low, high)
-        events: list[ev.Event] = [born, *(e for e in line.events if e.seq in (alloc.seq,))]
-        return [*events, backup.queued, backup.started, backup.ended, load.queued, load.started, load.ended]
+        return [born, *taken, backup.queued, backup.started, backup.ended, load.queued, load.started, load.ended]
 
     def _any_found(
         self, use: Use, found: list[Found], load: Copy, match: ev.Matched, by: int, epoch: int, low: int, high: int

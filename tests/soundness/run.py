@@ -35,8 +35,11 @@ RECORDED = Path(__file__).parents[1] / "adapters" / "data"
 """Runs of older releases."""
 DIGESTED = Path(__file__).parent / "data"
 """Runs with digests of pages."""
+STORED = DIGESTED / "storage"
+"""Runs with a storage (L3)."""
 EXTRA_EVERY = 3
-"""After every third mutant comes one of a journal that begins with a snapshot, after the next one with digests."""
+"""After every third mutant comes one of a journal that begins with a snapshot, after the next one with digests, after
+the one before with storage."""
 
 
 @dataclass
@@ -85,6 +88,16 @@ def digested_bases(simulations: int = 24) -> dict[str, list[Event]]:
     return found
 
 
+def stored_bases(simulations: int = 30) -> dict[str, list[Event]]:
+    """Journals with a storage (L3), by name."""
+    found = {}
+    for path in sorted(STORED.glob("*.kvwj.xz")):
+        found[path.name] = list(parse_journal(lzma.decompress(path.read_bytes()), "scheduler-1-1.kvwj").events)
+    for seed in range(simulations):
+        found[f"stored-{seed}"] = simulated(seed, stored=True).events
+    return found
+
+
 def one(name: str, base: Sequence[Event], seed: int, number: int) -> tuple[list[Event], tuple[str, ...]]:
     """Mutant ``number`` of a journal: the same on every run."""
     return mutant(random.Random(f"{seed}/{number}/{name}"), base)
@@ -92,19 +105,22 @@ def one(name: str, base: Sequence[Event], seed: int, number: int) -> tuple[list[
 
 @cache
 def _sources() -> tuple[list[tuple[str, list[Event]]], ...]:
-    """All journals, those recorded, those that begin with a snapshot, those with digests: read once in a process."""
+    """All journals, those recorded, those that begin with a snapshot, with digests, with storage: once in a process."""
     found = sorted(bases().items())
     recorded = [item for item in found if not item[0].startswith("simulated")]
-    return found, recorded, sorted(attached_bases().items()), sorted(digested_bases().items())
+    extra = (attached_bases(), digested_bases(), stored_bases())
+    return found, recorded, *(sorted(journals.items()) for journals in extra)
 
 
-def search(numbers: Sequence[int], seed: int) -> Tally:
+def search(numbers: Sequence[int], seed: int, only_storage: bool = False) -> Tally:
     """Compare product and oracle on these mutants."""
     tally = Tally()
-    all_bases, recorded, attached, digested = _sources()
-    extra = {1: attached, 2: digested}
-    for number in (n for each in numbers for n in ([each, -each] if each % EXTRA_EVERY in extra else [each])):
+    all_bases, recorded, attached, digested, stored = _sources()
+    extra = (stored, attached, digested)
+    for number in (n for each in numbers for n in ((each, -each) if each else (0,))):
         chosen = extra[-number % EXTRA_EVERY] if number < 0 else recorded if number % 8 == 0 else all_bases
+        if only_storage:
+            chosen = [base for base in stored if number % 3 or not base[0].startswith("stored-")]
         name, base = random.Random(f"{seed}/{number}").choice(chosen)
         events, recipe = one(name, base, seed, number)
         outcome = compare(events)
@@ -119,7 +135,7 @@ def _cause(difference: Difference) -> str:
     return f"{difference.tier}: {difference.why[:150]}"
 
 
-def _search(job: tuple[Sequence[int], int]) -> Tally:
+def _search(job: tuple[Sequence[int], int, bool]) -> Tally:
     return search(*job)
 
 
@@ -134,13 +150,14 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="go on with this number, after a part that is done")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=multiprocessing.cpu_count())
+    parser.add_argument("--only-storage", action="store_true", help="only journals with a storage (L3)")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--show", type=int, default=20, help="false confirmations to print")
     options = parser.parse_args()
     began = time.monotonic()
-    # Of three numbers two have a second mutant.
-    numbers = list(range(options.first, options.first + -(-options.mutants * EXTRA_EVERY // (2 * EXTRA_EVERY - 1))))
-    jobs = [(numbers[at : at + 100], options.seed) for at in range(0, len(numbers), 100)]
+    # Every number but the first has two mutants.
+    numbers = list(range(options.first, options.first + -(-options.mutants // 2)))
+    jobs = [(numbers[at : at + 100], options.seed, options.only_storage) for at in range(0, len(numbers), 100)]
     tally = Tally()
     with multiprocessing.Pool(options.jobs, initializer=_leave_interrupts) as pool:
         try:

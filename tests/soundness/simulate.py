@@ -3,6 +3,7 @@
 Tokens are numbers, nodes are Python objects, the cache is a radix tree with an L1 of few pages and an L2 of a
 few more, write-through. Requests come one at a time or in pairs; prompts share prefixes by chance, some are
 chunked, some retracted, some are matched twice before they are admitted, ids are used twice, the cache is flushed.
+On demand there is a storage (L3) that keeps what was backed up; prefetches from it come to their end or are cut short.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Node:
     slots: list[int] | None = None
     """Host slots, one per token."""
     used: int = 0
+    fetched: str = ""
+    """The request for which storage filled its host slots."""
 
     @property
     def end(self) -> int:
@@ -53,12 +56,24 @@ class Node:
 
 @dataclass
 class Truth:
-    """What really served one admission: tokens from L1, then from L2, then computed."""
+    """What really served one admission: tokens from L1, then from below, then computed."""
 
     rid: str
     l1: int
     l2: int
+    """With those that storage brought for it."""
     prompt: int
+    l3: int = 0
+    """Of these."""
+
+
+@dataclass(eq=False)
+class Fetch:
+    """A prefetch from storage that was asked for."""
+
+    tokens: tuple[int, ...]
+    start: int
+    asked: int
 
 
 class Server:
@@ -72,11 +87,18 @@ class Server:
         l2: int | None = None,
         quiet: bool = False,
         digested: float = 0.0,
+        stored: bool = False,
     ) -> None:
-        """``quiet``: nothing happens by chance. ``digested``: the share of pages whose content is digested."""
+        """``quiet``: nothing happens by chance. ``digested``: the share of pages whose content is digested.
+        ``stored``: there is a storage (L3)."""
         self.rng = random.Random(seed)
         self.quiet = quiet
         self.digested = digested
+        self.stored = stored
+        self.store: set[tuple[int, ...]] = set()
+        """The prefixes that end with a page that storage holds."""
+        self.fetches: dict[str, Fetch] = {}
+        self.backend = random.Random(f"storage {seed}")
         self.content = random.Random(f"content {seed}")
         self.host: dict[int, tuple[int, ...]] = {}
         """First slot of a host page -> the prefix that ends with what the page was written for."""
@@ -96,6 +118,7 @@ class Server:
         self.loading: list[tuple[int, int]] = []
         self.reading: list[int] = []
         self.locked: set[Node] = set()
+        self.from_l3: dict[str, int] = {}
         self._numbers: dict[str, int] = {}
         self._counts: dict[str, int] = {}
         self._time = 1000
@@ -129,6 +152,8 @@ class Server:
             "host_memory_mode": "cache",
             "pools": [{"pool": 0, "hooked": True}],
         }
+        if self.stored:
+            facts |= {"storage": True}
         if self.digested:
             facts |= {"layers": LAYERS, "digest_every": 1}
         self.emit(ev.Facts, ev.FactKind.INSTANCE, json.dumps(facts))
@@ -218,6 +243,7 @@ class Server:
         """The prefix gets a new number, the suffix keeps the old one."""
         assert node.parent is not None
         part = Node(self.new_node(), node.start, node.tokens[:length], node.parent, [node], node.device)
+        part.fetched = node.fetched
         node.parent.children[node.parent.children.index(node)] = part
         if node.slots is not None:
             part.slots, node.slots = node.slots[:length], node.slots[length:]
@@ -274,6 +300,7 @@ class Server:
         self.free = sorted([*self.free, *node.slots])
         self.emit(ev.HostFree, 0, 0, len(self.free), self.runs(node.slots))
         node.slots = None
+        node.fetched = ""
 
     def backup(self, node: Node, req: int) -> None:
         """Write-through: copy a node that has no host copy yet, if its parent has one."""
@@ -308,17 +335,98 @@ class Server:
         self.emit(ev.TransferStarted, transfer, ev.Direction.D2H, size, size * BYTES, 0, nodes)
         for number in nodes:
             self.emit(ev.BackupAcked, transfer, number, -1)
+        if self.stored:
+            self._store(nodes)
         self.waiting.clear()
         for slot in self.writing:
             if self.content.random() < self.digested:
                 self.emit(ev.BackupDigested, transfer, slot, self._of_page(self.host[slot]))
         self.writing.clear()
 
-    def _written(self, node: Node) -> None:
+    def _prefix(self, node: Node) -> tuple[int, ...]:
         prefix: tuple[int, ...] = ()
         above: Node | None = node
         while above is not None:
             prefix, above = above.tokens + prefix, above.parent
+        return prefix
+
+    # --- storage -------------------------------------------------------------------------------------
+
+    def _store(self, numbers: tuple[int, ...]) -> None:
+        for node in [n for n in self.nodes() if n.number in numbers]:
+            prefix = self._prefix(node)
+            self.emit(ev.StorageBackupQueued, node.number, len(node.tokens))
+            self.store.update(prefix[:end] for end in range(node.start + self.page, node.end + 1, self.page))
+            self.emit(ev.StorageBackedUp, len(node.tokens), len(node.tokens))
+
+    def ask(self, rid: str, tokens: tuple[int, ...]) -> None:
+        """A request is queued: what the cache lacks of its prompt is asked for."""
+        path = self.match(rid, tokens, ev.MatchPurpose.OTHER)
+        if path and path[-1].slots is None:
+            return
+        start = path[-1].end if path else 0
+        asked = len(tokens) - 1 - start
+        asked -= asked % self.page
+        issued = asked >= self.page
+        self.emit(ev.PrefetchAsked, self.req(rid), path[-1].number if path else 1, start, asked, int(issued))
+        if issued:
+            self.fetches[rid] = Fetch(tokens, start, asked)
+
+    def fetch(self, rid: str) -> None:
+        """The prefetch of a request comes to its end, or is ended."""
+        fetch = self.fetches.pop(rid, None)
+        if fetch is None:
+            return
+        number, end = self.req(rid), fetch.start
+        while end + self.page <= fetch.start + fetch.asked and fetch.tokens[: end + self.page] in self.store:
+            end += self.page
+        found = end - fetch.start
+        if self.backend.random() < 0.1:
+            self.emit(ev.PrefetchStopped, number, self.req("best_effort"), 0, 0)
+            self.emit(ev.PrefetchRevoked, number, self.req("cut short by the prefetch policy best_effort"))
+            return
+        self.emit(ev.StorageLookedUp, number, found)
+        if not found or len(self.free) < found:
+            self.emit(ev.PrefetchRevoked, number, self.req("nothing found, or no host memory was free"))
+            return
+        slots = self._pages(found) if self.page > 1 else sorted(self.free)[:found]
+        self.free = [slot for slot in self.free if slot not in set(slots)]
+        self.emit(ev.HostAlloc, 0, 0, len(self.free), self.runs(slots))
+        read = found
+        if self.backend.random() < 0.15:
+            read = self.page * self.backend.randrange(found // self.page)
+            self.emit(ev.PrefetchStopped, number, self.req("timeout"), found, read)
+        self._graft(rid, fetch, slots[:read])
+        self._release(slots[read:])
+
+    def _graft(self, rid: str, fetch: Fetch, slots: list[int]) -> None:
+        """What was read becomes a host node, but for what L2 has got meanwhile."""
+        end = fetch.start + len(slots)
+        path = self.walk(fetch.tokens[:end])
+        at = path[-1].end if path else 0
+        known = max(0, min(at, end) - fetch.start)
+        if at < fetch.start or (path and path[-1].slots is None) or any(n.slots is None for n in path):
+            self._release(slots)
+            self.emit(ev.PrefetchDone, self.req(rid), fetch.start, len(slots), 0, 0, 0, self.runs(slots))
+            return
+        self._release(slots[:known])
+        if known < len(slots):
+            parent = path[-1] if path else self.root
+            node = Node(self.new_node(), at, fetch.tokens[at:end], parent, device=False, slots=slots[known:])
+            node.used, node.fetched = self._time, rid
+            parent.children.append(node)
+            for place, slot in enumerate(slots[known :: self.page] if self.page > 1 else slots[known:]):
+                self.host[slot] = fetch.tokens[: at + (place + 1) * self.page]
+        loaded = len(slots) - known
+        self.emit(ev.PrefetchDone, self.req(rid), fetch.start, len(slots), known, loaded, 0, self.runs(slots))
+
+    def _release(self, slots: list[int]) -> None:
+        if slots:
+            self.free = sorted([*self.free, *slots])
+            self.emit(ev.HostFree, 0, 0, len(self.free), self.runs(slots))
+
+    def _written(self, node: Node) -> None:
+        prefix = self._prefix(node)
         for at, slot in enumerate((node.slots or [])[:: self.page]):
             self.host[slot] = prefix[: node.start + (at + 1) * self.page]
             self.writing.append(slot)
@@ -362,6 +470,11 @@ class Server:
             if not retracted:
                 self.digests(rid, tokens)
                 self.emit(ev.PrefixPoint, self.req(rid), len(tokens), (self.digest(tokens),))
+        if self.stored:
+            for rid, tokens in batch:
+                self.ask(rid, tokens)
+            for rid, _ in batch:
+                self.fetch(rid)
         admitted = [(rid, tokens, *self.admit(rid, tokens, refuse)) for rid, tokens in batch]
         transfer = self._launch_loads()
         number = self.count("batch")
@@ -385,7 +498,7 @@ class Server:
             again = not retracted and self.chance(0.1)
             state = ev.ReleaseState.RETRACTED if again else ev.ReleaseState.FINISHED
             self.emit(ev.Released, self.req(rid), state, 1, prefix, prefix - from_l2, from_l2, 0)
-            self.truths.append(Truth(rid, prefix - from_l2, from_l2, len(tokens)))
+            self.truths.append(Truth(rid, prefix - from_l2, from_l2, len(tokens), self.from_l3.pop(rid, 0)))
             self.locked.clear()
             if again:
                 self.serve([(rid, tokens)], retracted=True)
@@ -413,6 +526,7 @@ class Server:
                 self.emit(ev.LoadQueued, self.req(rid), anchor, device, device + loaded, loaded, self.runs(slots))
                 self.loading.append((anchor, loaded))
                 self.reading += slots[:: self.page]
+                self.from_l3[rid] = sum(len(n.tokens) for n in lower if n.fetched == rid)
                 for node in lower:
                     node.device = True
                 self.emit(ev.LoadBackDecided, self.req(rid), anchor, loaded, loaded, loaded, 0)
@@ -424,7 +538,7 @@ class Server:
         self.make_room(len(tokens) - prefix, ev.Cause.PREFILL, (self.req(rid),))
         return prefix, loaded
 
-    def match(self, rid: str, tokens: tuple[int, ...]) -> list[Node]:
+    def match(self, rid: str, tokens: tuple[int, ...], purpose: int = ev.MatchPurpose.ADMISSION) -> list[Node]:
         path = self.walk(tokens[:-1])
         # L1 on top, L2 below: what is in L1 under a node that is not does not count.
         cut = next((i for i, n in enumerate(path) if not n.device), len(path))
@@ -442,7 +556,7 @@ class Server:
             last,
             0,
             0,
-            ev.MatchPurpose.ADMISSION,
+            purpose,
             self.steps(path),
         )
         return path
@@ -491,9 +605,9 @@ class Server:
         self.emit(ev.Inserted, number, keep, existing, path[-1].number if path else 1, self.steps(path))
 
 
-def simulated(seed: int, attached: bool = False, digested: float = 0.0) -> Server:
+def simulated(seed: int, attached: bool = False, digested: float = 0.0, stored: bool = False) -> Server:
     """A server after a dozen requests; ``attached``: recorded from somewhere in the middle on."""
-    server = Server(seed, l1=96, l2=400, digested=digested) if digested else Server(seed)
+    server = Server(seed, l1=96, l2=400, digested=digested) if digested else Server(seed, stored=stored)
     rng = random.Random(f"work {seed}")
     pool = [tuple(rng.randrange(1000) for _ in range(rng.choice((24, 40, 56, 80)))) for _ in range(3)]
     number = 0
@@ -512,7 +626,7 @@ def simulated(seed: int, attached: bool = False, digested: float = 0.0) -> Serve
             if rid not in [r for r, _ in batch]:
                 batch.append((rid, tokens))
         server.serve(batch)
-        if rng.random() < 0.05:
+        if rng.random() < (0.2 if stored else 0.05):
             server.flush()
     server.emit(ev.Closed, 0, 0)
     return server

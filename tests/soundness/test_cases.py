@@ -284,16 +284,20 @@ def _grade(lanes: list[list[ev.Event]], rid: str) -> Grade:
     return verdict.grade
 
 
+@pytest.mark.parametrize("stored", [False, True], ids=["", "with storage"])
 @pytest.mark.parametrize("seed", range(40))
-def test_the_truth_of_a_simulated_server(seed: int) -> None:
-    s = simulated(seed)
-    truths = {(t.rid, t.l1, t.l1 + t.l2) for t in s.truths}
+def test_the_truth_of_a_simulated_server(seed: int, stored: bool) -> None:
+    s = simulated(seed, stored=stored)
     for rid, tier, start, end in confirmed(s.events):
-        known = [(l1, reused) for name, l1, reused in truths if name == rid]
+        known = [t for t in s.truths if t.rid == rid]
         if tier == "L1":
-            assert any(end <= l1 for l1, _ in known)
+            assert any(end <= t.l1 for t in known)
         else:
-            assert any(l1 <= start and end <= reused for l1, reused in known)
+            assert any(t.l1 <= start and end <= t.l1 + t.l2 for t in known)
+        if tier == "L3":
+            assert any(end - start <= t.l3 for t in known)
+        elif tier == "L2":
+            assert any(end - start <= t.l2 - t.l3 for t in known)
 
 
 def test_mutants_are_the_same_on_every_run() -> None:

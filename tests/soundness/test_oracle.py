@@ -106,6 +106,56 @@ def test_the_read_from_l2_is_refused_without_a_link(name: str) -> None:
     assert why(renumbered(changed(STORY, kind, change)), "c", "L2") is not None
 
 
+def stored_story() -> list[ev.Event]:
+    """As above after a flush, with a storage: C reads from L3, D from L1, and E what C's prefetch brought from L2."""
+    server = Server(0, page=16, l1=96, l2=400, quiet=True, stored=True)
+    server.backend.random = lambda: 0.99  # type: ignore[method-assign]
+    server.serve([("a", PROMPT)])
+    server.flush()
+    server.serve([("c", (*PROMPT[:CELLS], 901))])
+    server.serve([("d", (*PROMPT[:CELLS], 902))])
+    server.serve([("fill", tuple(range(1000, 1096)))])
+    server.serve([("e", (*PROMPT[:CELLS], 903))])
+    return server.events
+
+
+STORED = stored_story()
+UNTRUE: dict[str, tuple[type[ev.Event], Change]] = {
+    "not asked for": (ev.PrefetchAsked, lambda e: None),
+    "declined": (ev.PrefetchAsked, lambda e: dataclasses.replace(e, issued=0)),
+    "asked for other tokens": (ev.PrefetchAsked, lambda e: dataclasses.replace(e, start=16)),
+    "asked for fewer": (ev.PrefetchAsked, lambda e: dataclasses.replace(e, tokens=16)),
+    "fewer found": (ev.StorageLookedUp, lambda e: dataclasses.replace(e, tokens=16)),
+    "nothing came": (ev.PrefetchDone, lambda e: None),
+    "fewer came": (ev.PrefetchDone, lambda e: dataclasses.replace(e, completed=16, loaded=16)),
+    "to other positions": (ev.PrefetchDone, lambda e: dataclasses.replace(e, start=16)),
+    "into other slots": (ev.PrefetchDone, lambda e: dataclasses.replace(e, slots=(ev.Run(64, 32),))),
+    "slots not allocated": (ev.HostAlloc, lambda e: None),
+    "not loaded": (ev.LoadDone, lambda e: None),
+    "for another request": (ev.PrefetchDone, lambda e: dataclasses.replace(e, req=1)),
+}
+
+
+def test_what_storage_brought_is_established() -> None:
+    assert why(STORED, "c", "L3") is None and why(STORED, "c", "L2") is not None
+    assert why(STORED, "d", "L1") is None
+    assert why(STORED, "e", "L2") is None and why(STORED, "e", "L3") is not None
+
+
+@pytest.mark.parametrize("name", UNTRUE)
+def test_what_storage_brought_is_refused_without_a_link(name: str) -> None:
+    kind, change = UNTRUE[name]
+    events = renumbered(changed(STORED, kind, change))
+    assert why(events, "c", "L3") is not None
+    assert why(events, "e", "L2") is not None
+
+
+def test_without_a_backend_nothing_came_from_storage() -> None:
+    at = next(i for i, e in enumerate(STORED) if isinstance(e, ev.Queued) and e.req != 1)
+    detached = ev.StorageChanged(0, STORED[at].t_ns, 0, 1, "detached")
+    assert why(renumbered([*STORED[:at], detached, *STORED[at:]]), "c", "L3") is not None
+
+
 def test_every_hole_repeat_and_swap_inside_the_chain_is_refused() -> None:
     first = next(i for i, e in enumerate(STORY) if isinstance(e, ev.Prefill))
     last = next(i for i, e in enumerate(STORY) if isinstance(e, ev.LoadDone))

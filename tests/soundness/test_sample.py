@@ -11,7 +11,7 @@ from kvwitness.collectors.journal import read_journal
 from soundness.compare import compare
 from soundness.run import search
 
-MUTANTS = 1_500
+MUTANTS = 1_300
 
 
 @pytest.mark.parametrize("path", sorted(FIXTURES.glob("*.kvwj")), ids=lambda path: path.stem)

@@ -72,6 +72,30 @@ class Copy:
         return None
 
 
+@dataclass(eq=False)
+class Fetch:
+    """What a prefetch from storage put into host slots, and for which stay of which request in the queue."""
+
+    done: ev.PrefetchDone
+    use: Use | None
+    attempt: Attempt | None
+    epoch: int
+    asked: ev.PrefetchAsked | None
+    looked_up: ev.StorageLookedUp | None
+    wrong: str = ""
+
+    def page_of(self, position: int, page: int) -> int | None:
+        """The host page that was filled with the page of tokens at ``position``."""
+        offset = position - self.done.start
+        if not self.done.existing <= offset < self.done.completed:
+            return None
+        for run in self.done.slots:
+            if offset < run.length:
+                return (run.start + offset) // page
+            offset -= run.length
+        return None
+
+
 @dataclass
 class Sighting:
     """A request's path went through a node."""
@@ -99,12 +123,13 @@ class Found:
 
 @dataclass
 class PageEvent:
-    """Something happened to a host page: alloc, free, write; or it was found in use."""
+    """Something happened to a host page: alloc, free, write (a backup, or storage); or it was found in use."""
 
     seq: int
     what: str
     copy: Copy | None = None
     found: Found | None = None
+    fetch: Fetch | None = None
 
 
 class Timeline:
@@ -122,6 +147,9 @@ class Timeline:
         self.copies: list[Copy] = []
         self.pages: dict[int, list[PageEvent]] = defaultdict(list)
         self.found: list[Found] = []
+        self.fetches: list[Fetch] = []
+        self.storage: list[tuple[int, bool]] = []
+        """When a storage backend was attached or detached, as far as that took effect."""
         self._node_digests: dict[int, ev.ResidentDigests] = {}
         self._unseen: dict[int, list[tuple[tuple[int, ...], int]]] = {ev.Direction.D2H: [], ev.Direction.H2D: []}
         """Copies that were queued and not launched at the attaching: nodes, tokens."""
@@ -310,7 +338,7 @@ class Timeline:
         self._attempt(event)
 
     _on_LoadBackDecided = _on_Admission = _on_Prefill = _on_PrefillDone = _plain
-    _on_Released = _on_AbortedInQueue = _on_PrefetchAsked = _on_PrefetchDone = _plain
+    _on_Released = _on_AbortedInQueue = _on_PrefetchAsked = _on_StorageLookedUp = _on_PrefetchRevoked = _plain
 
     # --- L1 ------------------------------------------------------------------------------------------
 
@@ -449,6 +477,45 @@ class Timeline:
                 continue
             if (event.tokens, event.bytes, sorted(event.nodes)) == (start.tokens, start.bytes, sorted(start.nodes)):
                 copy.ended = event
+
+    # --- L3 ------------------------------------------------------------------------------------------
+
+    def _on_StorageChanged(self, event: ev.StorageChanged) -> None:
+        if event.ok:
+            self.storage.append((event.seq, bool(event.attach)))
+
+    def _on_PrefetchDone(self, event: ev.PrefetchDone) -> None:
+        attempt = self._attempt(event)
+        before = attempt.events if attempt is not None else []
+        asked = [e for e in before if isinstance(e, ev.PrefetchAsked)]
+        told = [e for e in before if isinstance(e, ev.StorageLookedUp)]
+        ends = [e for e in before if isinstance(e, ev.PrefetchDone | ev.PrefetchRevoked)]
+        fetch = Fetch(
+            event,
+            attempt.use if attempt else None,
+            attempt,
+            self._epoch,
+            asked[-1] if asked else None,
+            told[-1] if told else None,
+        )
+        numbers = self._each_page(event.slots)
+        if not event.completed == event.existing + event.loaded == sum(run.length for run in event.slots):
+            fetch.wrong = "tokens and slots differ in number"
+        elif any(run.start % self.page or run.length % self.page for run in event.slots):
+            fetch.wrong = "slots that are not pages"
+        elif len(set(numbers)) != len(numbers) or event.existing % self.page:
+            fetch.wrong = "a page twice, or a part of a page"
+        elif fetch.asked is None or not fetch.asked.issued:
+            fetch.wrong = "a prefetch that was not asked for"
+        elif any(end.seq > fetch.asked.seq for end in ends[:-1]):
+            fetch.wrong = "a prefetch that ends twice"
+        elif event.start != fetch.asked.start or event.completed > fetch.asked.tokens:
+            fetch.wrong = "a prefetch of other tokens than were asked for"
+        elif fetch.looked_up is not None and event.completed > fetch.looked_up.tokens:
+            fetch.wrong = "a prefetch of more tokens than storage had"
+        self.fetches.append(fetch)
+        for number in numbers[event.existing // self.page :]:
+            self.pages[number].append(PageEvent(event.seq, "write", fetch=fetch))
 
     # --- what was there before -----------------------------------------------------------------------
 

@@ -110,6 +110,16 @@ def main() -> None:
     tree.prefetch_from_storage("part", tree.root_node, list(range(500, 564)))
     found(tree, "part", 768, 4, 1)
     tree.check_prefetch_progress("part")
+    tree.prefetch_stop_policy = "timeout"
+    tree.is_prefetch_timeout = lambda _: True
+    tree.prefetch_from_storage("late", tree.root_node, list(range(600, 664)))
+    found(tree, "late", 896, 4, 2)
+    tree.check_prefetch_progress("late")
+    # A page was not there any more: the storage thread ended it, not the policy.
+    tree.prefetch_from_storage("torn", tree.root_node, list(range(700, 764)))
+    found(tree, "torn", 1024, 4, 1)
+    tree.ongoing_prefetch["torn"][2]._terminated_flag = True
+    tree.check_prefetch_progress("torn")
     witness.close()
     print(next(Path(sys.argv[1]).glob("*.kvwj")))
 

@@ -53,8 +53,16 @@ def test_prefetches_of_hiradixcache_are_recorded_with_what_they_brought(tmp_path
         "whole": (0, 64, 0, 64, 0, (ev.Run(128, 64),)),
         "behind": (64, 32, 0, 32, 0, (ev.Run(256, 32),)),
         "again": (0, 96, 64, 32, 0, (ev.Run(512, 96),)),
-        "part": (0, 16, 0, 16, 1, (ev.Run(768, 16),)),
+        "late": (0, 32, 0, 32, 1, (ev.Run(896, 32),)),
+        "torn": (0, 16, 0, 16, 0, (ev.Run(1024, 16),)),
+        "part": (0, 16, 0, 16, 0, (ev.Run(768, 16),)),
     }
+    stopped = [
+        (names[e.req], names[e.policy], e.found, e.completed)
+        for e in journal.events
+        if isinstance(e, ev.PrefetchStopped)
+    ]
+    assert stopped == [("hasty", "best_effort", 0, 0), ("part", "best_effort", 64, 16), ("late", "timeout", 64, 32)]
     revoked = {names[e.req]: names[e.reason] for e in journal.events if isinstance(e, ev.PrefetchRevoked)}
     assert revoked.keys() == {"missed", "hasty"}
     assert revoked["hasty"] == "cut short by the prefetch policy best_effort"

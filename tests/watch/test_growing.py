@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from journal_tools import FIXTURES, journal_of, to_bytes
-from soundness.run import attached_bases, bases, digested_bases
+from soundness.run import attached_bases, bases, digested_bases, stored_bases
 from soundness.simulate import Server
 
 from kvwitness.collectors.journal import JournalUnreadable, read_journal
@@ -108,7 +108,7 @@ def test_what_is_no_journal_yet_is_refused(tmp_path: Path) -> None:
 
 # --- the ledger ----------------------------------------------------------------------------------
 
-JOURNALS = {**bases(24), **attached_bases(16), **digested_bases(12)}
+JOURNALS = {**bases(24), **attached_bases(16), **digested_bases(12), **stored_bases(12)}
 
 
 @pytest.mark.parametrize("name", sorted(JOURNALS))

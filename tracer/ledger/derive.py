@@ -151,7 +151,8 @@ class Ledger:
             ev.LoadDigested: self._pages.loaded,
             ev.PrefetchAsked: self._prefetch_asked,
             ev.PrefetchDone: self._prefetch_done,
-            ev.PrefetchRevoked: self._storage.revoked,
+            ev.PrefetchRevoked: self._prefetch_revoked,
+            ev.PrefetchStopped: self._storage.stopped,
             ev.StorageLookedUp: self._storage.looked_up,
             ev.StorageFailed: self._storage.failed,
             ev.StorageChanged: self._storage.changed,
@@ -579,7 +580,9 @@ class Ledger:
                 self._gap(event.seq, "a load-back was queued for tokens that its request's match did not find")
         segments = tuple(self._with_tail(segment, path) for segment in segments)
         load = OpenLoad(event, self._epoch, rid, moment, segments, path)
-        self._tree.loading(event.start, event.end, path, event.seq, moment)
+        filled = [s for s in segments if s.origin == "prefetch" and s.usable and s.aligned and s.same_prefix]
+        stored = [(s.start, s.end) for s in filled]
+        self._tree.loading(event.start, event.end, path, event.seq, moment, stored)
         self._loads.append(load)
         self._copying[event.seq] = load
         self._pending_loads[event.node].append(load)
@@ -708,6 +711,10 @@ class Ledger:
         rid = self._name(event.req)
         if rid is not None and event.issued:
             self._asked[rid] = moment
+
+    def _prefetch_revoked(self, event: ev.PrefetchRevoked, moment: ft.Moment) -> None:
+        self._storage.revoked(event, moment)
+        self._asked.pop(self._name(event.req) or "", None)
 
     def _prefetch_done(self, event: ev.PrefetchDone, moment: ft.Moment) -> None:
         self._storage.done(event, moment)

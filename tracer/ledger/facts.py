@@ -253,12 +253,13 @@ class StorageTry(msgspec.Struct, frozen=True):
 
     rid: str | None
     what: str
-    """``issued``, ``declined``, ``looked_up``, ``revoked`` or ``done``."""
+    """``issued``, ``declined``, ``looked_up``, ``stopped``, ``revoked`` or ``done``."""
     start: int
     """Position from which on it was asked for; -1: this step does not say."""
     tokens: int
-    """Asked for, found by the look-up, or new in L2."""
+    """Asked for, found by the look-up, read when it was stopped, or new in L2."""
     why: str
+    """Of ``stopped`` the prefetch policy."""
     moment: Moment
 
 

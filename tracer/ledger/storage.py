@@ -30,6 +30,9 @@ class StorageView:
     def revoked(self, event: ev.PrefetchRevoked, moment: Moment) -> None:
         self._try(event.req, "revoked", -1, 0, self._name(event.reason) or "", moment)
 
+    def stopped(self, event: ev.PrefetchStopped, moment: Moment) -> None:
+        self._try(event.req, "stopped", -1, event.completed, self._name(event.policy) or "", moment)
+
     def done(self, event: ev.PrefetchDone, moment: Moment) -> None:
         self._try(event.req, "done", event.start, event.loaded, "cut short" if event.deadline else "", moment)
 

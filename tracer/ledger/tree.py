@@ -7,7 +7,7 @@ history. What cannot be explained stays "not known" and lowers the claims that r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvwitness.patches.schema.events import AtAttach, Eviction, PathNode, ResidentNode
@@ -204,12 +204,24 @@ class TreeView:
                 node.evicted, node.evicted_how, node.evicted_call = at, Eviction.DEMOTED, None
         return None
 
-    def loading(self, start: int, end: int, path: tuple[PathNode, ...], load: int, at: Moment) -> None:
+    def loading(
+        self,
+        start: int,
+        end: int,
+        path: tuple[PathNode, ...],
+        load: int,
+        at: Moment,
+        stored: Sequence[tuple[int, int]] = (),
+    ) -> None:
         """A load-back of ``[start, end)`` of a matched path was queued.
 
         The tree loads only what is not in L1: where the ledger holds a node resident, it missed how that ended.
+        ``stored``: ranges whose slots a prefetch from storage had filled with this very prefix. A node of them alone
+        came with that prefetch: no prefill put it into the tree.
         """
         for node in self._within(start, end, path):
+            if any(low <= node.start and node.end <= high for low, high in stored):
+                node.known = True
             self._close_node(node, at)
             node.load = load
             self._loading.setdefault(load, []).append(node.id)

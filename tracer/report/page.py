@@ -25,6 +25,7 @@ from kvwitness.tracer.report.residency import LISTED, Lane, Residencies, Stay, i
 from kvwitness.tracer.report.sweep import sweep_notes, sweep_sentence
 from kvwitness.tracer.report.timing import Timing, timing_of
 from kvwitness.tracer.report.wording import grade_in, link_in, sentence_in, tier_in
+from kvwitness.tracer.verdicts.l3 import storage_changes
 
 _SHOWN_PROBLEMS: Final = 20
 SECTIONS: Final = (
@@ -158,6 +159,8 @@ class Page(msgspec.Struct, frozen=True):
     """Every argument of the server, as it answers them."""
     unknown: tuple[str, ...]
     skipped: tuple[tuple[str, str], ...]
+    storage: tuple[str, ...]
+    """What became of each attaching and detaching of a storage backend, over all ranks."""
     files: tuple[FileEntry, ...]
     checked_files: int
     checked_verdicts: int
@@ -209,6 +212,7 @@ def build_page(evidence: Evidence, words: Words) -> Page:
         arguments=server_arguments(evidence.environment),
         unknown=unknown_conditions(evidence.environment),
         skipped=tuple((one.name, one.reason) for one in evidence.manifest.skipped_journals),
+        storage=tuple(storage_changes(evidence.instances)),
         files=evidence.manifest.files,
         checked_files=evidence.checked_files,
         checked_verdicts=evidence.checked_verdicts,

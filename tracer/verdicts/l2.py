@@ -13,13 +13,14 @@ from kvwitness.tracer.ledger.facts import (
     LoadSegment,
     MatchedNode,
     Moment,
+    Prefetch,
     RequestFacts,
     Residency,
 )
 from kvwitness.tracer.model import Link, RangeVerdict, Reason, Tier
 from kvwitness.tracer.verdicts.content import compare_content
 from kvwitness.tracer.verdicts.grading import graded
-from kvwitness.tracer.verdicts.l3 import link_prefetched
+from kvwitness.tracer.verdicts.l3 import link_prefetched, unfounded
 from kvwitness.tracer.verdicts.links import AT_ATTACH, FOUND_IN_L1, FOUND_IN_L2, Evidence
 from kvwitness.tracer.verdicts.stay import link_stay
 from kvwitness.tracer.verdicts.usage import Usage
@@ -73,8 +74,7 @@ def _judge_segment(
         link_prefetched(evidence, view, request, prefetch, segment)
     else:
         if prefetch is not None:
-            evidence.hold(Link.BORN, f"read from storage into L2 for request {prefetch.rid}", prefetch.done)
-            _stored(evidence, segment, prefetch.done, "the prefetch from storage")
+            _from_storage(evidence, view, segment, prefetch)
         else:
             _born(evidence, view, backup, load)
             _backed_up(evidence, segment, backup, request.match.moment if request.match else load.queued)
@@ -107,6 +107,17 @@ def _born(evidence: Evidence, view: InstanceView, backup: Backup | None, load: L
         evidence.hold(Link.BORN, f"in place of it: {FOUND_IN_L1}", first.since)
         return
     evidence.hold(Link.BORN, f"put into L1 by the prefill of request {backup.owner}", first.computed, first.since)
+
+
+def _from_storage(evidence: Evidence, view: InstanceView, segment: LoadSegment, prefetch: Prefetch) -> None:
+    """A prefetch for another request brought it into L2: that stands in for its birth and its backup."""
+    wrong = unfounded(view, prefetch)
+    detail = f"read from storage into L2 for request {prefetch.rid}"
+    if wrong is not None:
+        evidence.miss(Link.BORN, f"{detail}, and {wrong}", prefetch.asked, prefetch.done)
+    elif _stored(evidence, segment, prefetch.done, "the prefetch from storage"):
+        evidence.hold(Link.BORN, detail, prefetch.asked, prefetch.done, also=(Link.PREFETCHED,))
+        evidence.hold(Link.BACKED_UP, f"in place of it: {detail}", prefetch.done)
 
 
 def _found(evidence: Evidence, segment: LoadSegment, found: Found) -> None:
@@ -215,6 +226,7 @@ def _resident_l2(
     assert request.match is not None
     match = request.match
     promised = (match.device, match.device + match.host)
+    above = next((node for node in match.nodes if node.on_device and node.start < end and start < node.end), None)
     if segment.origin == "unknown":
         evidence.miss(Link.RESIDENT_L2, "by the ledger these host slots hold nothing", match.moment, load.queued)
     elif not segment.usable:
@@ -224,6 +236,8 @@ def _resident_l2(
         evidence.miss(Link.RESIDENT_L2, f"the match promised tokens {promised[0]} to {promised[1]} of L2", match.moment)
     elif not covers(match.nodes, 0, promised[1]):
         evidence.miss(Link.RESIDENT_L2, "the recorded path is shorter than what was matched", match.moment)
+    elif above is not None:
+        evidence.miss(Link.RESIDENT_L2, f"node {above.node} was in L1 at the match", match.moment)
     elif load.freed_while_loading:
         evidence.miss(Link.RESIDENT_L2, "host slots were given back while they were being read", load.queued, load.done)
     else:
@@ -301,8 +315,7 @@ def link_loaded(evidence: Evidence, view: InstanceView, load: Load, start: int, 
         if found is not None:
             _found(before, segment, found)
         elif prefetch is not None:
-            if _stored(before, segment, prefetch.done, "the prefetch from storage"):
-                before.hold(Link.PREFETCHED, "", prefetch.asked, prefetch.done)
+            _from_storage(before, view, segment, prefetch)
         else:
             _born(before, view, backup, load)
             _backed_up(before, segment, backup, load.queued)

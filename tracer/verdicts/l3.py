@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import zip_longest
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -39,21 +40,38 @@ def link_prefetched(
     evidence: Evidence, view: InstanceView, request: RequestFacts, prefetch: Prefetch, segment: LoadSegment
 ) -> None:
     """Link "prefetched": the slots were filled from storage for this request, between its queueing and its match."""
-    match = request.match
-    asked = next((t for t in view.instance.storage.tries if t.moment == prefetch.asked), None)
+    match, asked = request.match, prefetch.asked
+    wrong = unfounded(view, prefetch)
     if not segment.aligned:
         evidence.miss(Link.PREFETCHED, "the prefetch filled the slots for other positions", prefetch.done)
-    elif asked is None or asked.what != "issued":
-        evidence.miss(Link.PREFETCHED, "a prefetch ended that was not seen to be asked for", prefetch.done)
-    elif asked.start != prefetch.start or prefetch.completed > asked.tokens:
-        detail = "the prefetch ended for other tokens than it was asked for"
-        evidence.miss(Link.PREFETCHED, detail, prefetch.asked, prefetch.done)
-    elif match is None or not request.queued.seq < asked.moment.seq < prefetch.done.seq < match.moment.seq:
+    elif wrong is not None or asked is None:
+        evidence.miss(Link.PREFETCHED, wrong or "", prefetch.asked, prefetch.done)
+    elif match is None or not request.queued.seq < asked.seq < prefetch.done.seq < match.moment.seq:
         detail = "the prefetch did not lie between the request's queueing and its match"
         evidence.miss(Link.PREFETCHED, detail, prefetch.asked, prefetch.done)
     else:
         detail = f"{prefetch.loaded} tokens from storage, from token {prefetch.start + prefetch.existing} on"
         evidence.hold(Link.PREFETCHED, detail, prefetch.asked, prefetch.done)
+
+
+def unfounded(view: InstanceView, prefetch: Prefetch) -> str | None:
+    """Why the events do not show that a prefetch brought its tokens from storage; None when they do."""
+    tries = view.instance.storage.tries
+    asked = next((t for t in tries if t.moment == prefetch.asked), None)
+    if asked is None or asked.what != "issued":
+        return "a prefetch ended that was not seen to be asked for"
+    if asked.start != prefetch.start or prefetch.completed > asked.tokens:
+        return "the prefetch ended for other tokens than it was asked for"
+    if prefetch.completed != prefetch.existing + prefetch.loaded or prefetch.completed != sum(
+        run.length for run in prefetch.slots
+    ):
+        return f"the tokens of the prefetch do not add up: {prefetch.completed} read, {prefetch.loaded} put into L2"
+    if _attached(view, asked.moment.seq) is None:
+        return "by the events no storage backend was attached when the prefetch was asked for"
+    answers = [t for t in tries if t.rid == prefetch.rid and t.what == "looked_up" and t.moment.seq < prefetch.done.seq]
+    if answers and answers[-1].tokens < prefetch.completed:
+        return f"the prefetch brought {prefetch.completed} tokens, the look-up had found {answers[-1].tokens}"
+    return None
 
 
 def with_storage(view: InstanceView, request: RequestFacts, ranges: Sequence[RangeVerdict]) -> list[RangeVerdict]:
@@ -80,9 +98,15 @@ def _story(view: InstanceView, request: RequestFacts) -> Story | None:
     end = request.match.moment.seq if request.match is not None else request.max_seq
     attached = _attached(view, end)
     if not attached:
-        return None
+        return _refused(storage, end)
     tries = [t for t in storage.tries if t.rid == request.rid and request.queued.seq < t.moment.seq < end]
     troubles = [t for t in storage.troubles if t.rid == request.rid and request.queued.seq < t.moment.seq]
+    found = next((t for t in reversed(tries) if t.what == "looked_up"), None)
+    revoked = next((t for t in reversed(tries) if t.what == "revoked"), None)
+    done = next((t for t in reversed(tries) if t.what == "done"), None)
+    stopped = next((t for t in reversed(tries) if t.what == "stopped"), None)
+    if stopped is not None and not any(t.moment.seq < stopped.moment.seq for t in troubles):
+        return _cut_short(stopped, found, revoked or done)
     if troubles:
         first = troubles[0]
         same = sum(t.work == first.work for t in storage.troubles if t.moment.seq < request.max_seq)
@@ -90,9 +114,6 @@ def _story(view: InstanceView, request: RequestFacts) -> Story | None:
         detail = f"the {what} in storage (L3) failed: {first.error}"
         detail += f" ({same} such failures so far)" if same > 1 else ""
         return Story(detail, (first.moment,), remedy="mend what the error names, then repeat the request")
-    found = next((t for t in reversed(tries) if t.what == "looked_up"), None)
-    revoked = next((t for t in reversed(tries) if t.what == "revoked"), None)
-    done = next((t for t in reversed(tries) if t.what == "done"), None)
     if revoked is not None and "cut short" in revoked.why:
         detail = f"the prefetch from storage (L3) was {revoked.why} before anything was in L2"
         return Story(detail, (revoked.moment,), remedy="use the prefetch policy wait_complete or timeout")
@@ -106,6 +127,33 @@ def _story(view: InstanceView, request: RequestFacts) -> Story | None:
     if found is not None and not found.tokens:
         return _not_held(view, request, storage, found, attached)
     return None
+
+
+def _refused(storage: Storage, before: int) -> Story | None:
+    """No backend is attached, and the last that was tried is to attach one: on this rank, whatever others said."""
+    changes = [c for c in storage.changes if c.moment.seq < before and (c.ok or c.attach)]
+    if not changes or changes[-1].ok:
+        return None
+    detail = f"no storage (L3) is attached on this rank: attaching was refused ({changes[-1].message})"
+    return Story(detail, (changes[-1].moment,), remedy="mend what the message names, and attach again")
+
+
+def _cut_short(stopped: StorageTry, found: StorageTry | None, ended: StorageTry | None) -> Story:
+    """The prefetch policy ended the prefetch while it was under way."""
+    read = f"with {stopped.tokens} tokens read" if stopped.tokens else "before anything was in L2"
+    detail = f"the prefetch from storage (L3) was cut short by the prefetch policy {stopped.why} {read}"
+    if found is not None and found.moment.seq < stopped.moment.seq:
+        detail += f"; the look-up had found {found.tokens} tokens"
+    else:
+        detail += "; the look-up had not answered"
+    remedy = "use the prefetch policy wait_complete or timeout"
+    if stopped.why == "timeout":
+        remedy = (
+            "use the prefetch policy wait_complete, or a longer timeout (prefetch_timeout_base and "
+            "prefetch_timeout_per_ki_token in the backend's extra config)"
+        )
+    moments = tuple(t.moment for t in (found, stopped, ended) if t is not None)
+    return Story(detail, tuple(sorted(moments, key=lambda m: m.seq)), remedy=remedy)
 
 
 def _not_held(
@@ -128,11 +176,15 @@ def _not_held(
 
 
 def _attached(view: InstanceView, before: int) -> StorageChange | str | None:
-    """The backend that is attached at an event: by which change, or "start"; None when there is none."""
-    changes = [c for c in view.instance.storage.changes if c.ok and c.moment.seq < before]
-    if changes:
-        return changes[-1] if changes[-1].attach else None
-    return "start" if view.instance.facts.get("storage") else None
+    """The backend that is attached at an event: by which change, or "start"; None when there is none.
+
+    Attaching what is attached already only changes policies.
+    """
+    attached: StorageChange | str | None = "start" if view.instance.facts.get("storage") else None
+    for change in view.instance.storage.changes:
+        if change.ok and change.moment.seq < before:
+            attached = (attached or change) if change.attach else None
+    return attached
 
 
 def storage_alarm(view: InstanceView, request: RequestFacts) -> list[str]:
@@ -150,29 +202,69 @@ def storage_alarm(view: InstanceView, request: RequestFacts) -> list[str]:
     ]
 
 
+def waits_for_storage(view: InstanceView, request: RequestFacts) -> list[str]:
+    """A request that was not admitted, and whose prefetch failed: SGLang before 0.5.22 then waits for ever."""
+    failed = [t for t in view.instance.storage.troubles if t.rid == request.rid and t.moment.seq > request.queued.seq]
+    if request.admitted is not None or request.released is not None or not failed:
+        return []
+    what = StorageWork.NAMES.get(failed[0].work, "work")
+    return [
+        f"it was not admitted: it waits for its prefetch from storage (L3), whose {what} failed in event "
+        f"{failed[0].moment.seq} ({failed[0].error})"
+    ]
+
+
 def storage_changes(instances: Sequence[InstanceFacts]) -> list[str]:
     """What became of each attaching and detaching of a storage backend, over all ranks: one line each.
 
     Every rank is asked and answers for itself. SGLang takes nothing back where one of them refuses.
     """
-    told: list[str] = []
-    for answers in zip_longest(*(instance.storage.changes for instance in instances)):
-        by_rank = [(_rank(i), c) for i, c in zip(instances, answers, strict=True)]
-        done = [(rank, c) for rank, c in by_rank if c is not None and c.ok]
-        refused = [(rank, c) for rank, c in by_rank if c is not None and not c.ok]
-        silent = [rank for rank, c in by_rank if c is None]
-        one = next(c for _, c in by_rank if c is not None)
-        what = "attach" if one.attach else "detach"
-        if not refused and not silent:
-            told.append(f"storage {what}ed: {one.message}")
-        elif not done and not silent:
-            told.append(f"storage {what} refused: {refused[0][1].message}")
-        else:
-            parts = [f"took effect on {', '.join(rank for rank, _ in done)}"] if done else []
-            parts += [f"was refused on {rank} ({c.message})" for rank, c in refused]
-            parts += [f"was not recorded on {', '.join(silent)}"] if silent else []
-            told.append(f"storage {what} {' and '.join(parts)}: SGLang rolls nothing back, the ranks differ")
-    return told
+    return [_change_told(answers) for answers in _answers(instances)]
+
+
+_Answers = list[tuple[str, StorageChange | None]]
+"""What each rank said to one request to attach or detach; None: nothing was recorded."""
+
+
+def _answers(instances: Sequence[InstanceFacts]) -> Iterator[_Answers]:
+    """One request after the other: it goes to all ranks, and the next one comes when all have answered."""
+    waiting = [(i, deque((i.wall_time_ns(c.moment.t_ns), c) for c in i.storage.changes)) for i in instances]
+    while any(changes for _, changes in waiting):
+        at, attach, after = min(_head(changes) for _, changes in waiting if changes)
+        answers: _Answers = []
+        for instance, changes in waiting:
+            told = None
+            if changes and changes[0][1].attach == attach and changes[0][0] - at <= after - changes[0][0]:
+                told = changes.popleft()[1]
+            answers.append((_rank(instance), told))
+        yield answers
+
+
+def _head(changes: Sequence[tuple[int, StorageChange]]) -> tuple[int, bool, int]:
+    """The next change of a rank: when, whether it attaches, and when the one after it was."""
+    (at, change), *rest = changes
+    return at, change.attach, rest[0][0] if rest else sys.maxsize
+
+
+def _change_told(answers: _Answers) -> str:
+    done = [(rank, c) for rank, c in answers if c is not None and c.ok]
+    refused = [(rank, c) for rank, c in answers if c is not None and not c.ok]
+    silent = [rank for rank, c in answers if c is None]
+    what = "attach" if (done or refused)[0][1].attach else "detach"
+    if not refused and not silent:
+        return f"storage {what}ed: {_each(done)}"
+    if not done and not silent:
+        return f"storage {what} refused: {_each(refused)}"
+    parts = [f"took effect on {', '.join(rank for rank, _ in done)}"] if done else []
+    parts += [f"was refused on {rank} ({c.message})" for rank, c in refused]
+    parts += [f"was not recorded on {', '.join(silent)}"] if silent else []
+    return f"storage {what} {' and '.join(parts)}: SGLang rolls nothing back, the ranks differ"
+
+
+def _each(answers: Sequence[tuple[str, StorageChange]]) -> str:
+    """What the ranks said, once where they said the same."""
+    messages = {c.message for _, c in answers}
+    return messages.pop() if len(messages) == 1 else "; ".join(f"on {rank} {c.message}" for rank, c in answers)
 
 
 def _rank(instance: InstanceFacts) -> str:

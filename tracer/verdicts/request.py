@@ -22,7 +22,7 @@ from kvwitness.tracer.model import (
 from kvwitness.tracer.verdicts.grading import graded, merged
 from kvwitness.tracer.verdicts.l1 import judge_l1
 from kvwitness.tracer.verdicts.l2 import judge_loads
-from kvwitness.tracer.verdicts.l3 import storage_alarm, with_storage
+from kvwitness.tracer.verdicts.l3 import storage_alarm, waits_for_storage, with_storage
 from kvwitness.tracer.verdicts.links import Evidence, unsound_links
 from kvwitness.tracer.verdicts.recomputed import judge_recomputed
 from kvwitness.tracer.verdicts.sentences import deepest_tier, sentence
@@ -192,6 +192,7 @@ def _notes(view: InstanceView, request: RequestFacts, usage: Usage) -> tuple[str
     if extra and usage.reused is None:
         notes.append("a load-back was queued for it and its completion was not recorded")
     notes.extend(storage_alarm(view, request))
+    notes.extend(waits_for_storage(view, request))
     if view.instance.facts.get("digest_every"):
         notes.extend(_not_compared(view, request))
     return tuple(notes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvwitness.tracer.model import Grade, RangeVerdict, Reason, Tier
+from kvwitness.tracer.model import Grade, Link, RangeVerdict, Reason, Tier
 from kvwitness.tracer.verdicts.links import AT_ATTACH
 
 _DEPTH = {Tier.L3: 3, Tier.L2: 2, Tier.L1: 1}
@@ -49,7 +49,7 @@ def sentence(tier: Tier, grade: Grade, ranges: Sequence[RangeVerdict]) -> str:
         confirmed = {t: sum(r.tokens for r in ranges if r.tier is t and r.grade in _PROVEN) for t in _DEPTH}
         return text + "".join(f"; {t} read of {tokens} tokens confirmed" for t, tokens in confirmed.items() if tokens)
     if tier is Tier.RECOMPUTED:
-        reasons = [_WHY_RECOMPUTED[r.reason] for r in ranges if r.reason in _WHY_RECOMPUTED]
+        reasons = [_why(r) for r in ranges if r.reason in _WHY_RECOMPUTED]
         detail = next((r.detail for r in ranges if r.reason in _WHY_RECOMPUTED and r.detail), "")
         if not reasons:
             detail = next((r.detail for r in ranges if r.detail), "")
@@ -76,6 +76,12 @@ def sentence(tier: Tier, grade: Grade, ranges: Sequence[RangeVerdict]) -> str:
             f"{sum(r.tokens for r in ranges if r.tier is t)} tokens of {t}" for t in others
         )
     return text
+
+
+def _why(r: RangeVerdict) -> str:
+    if r.reason is Reason.NEVER_BACKED_UP and not any(link.link is Link.BACKED_UP for link in r.missing):
+        return "never backed up to L3"  # L2 is not what it was missing from.
+    return _WHY_RECOMPUTED[r.reason]
 
 
 def pages_compared(ranges: Sequence[RangeVerdict]) -> tuple[int, int]:
