@@ -65,9 +65,27 @@ def test_c_still_in_l1(tmp_path: Path) -> None:
     assert_failed(path, "still in L1 in 1 of 1 requests", "Send more or longer prompts between B and C")
 
 
-def test_c_recomputed(tmp_path: Path) -> None:
+def test_s13_c_is_another_prompt_by_the_digests(tmp_path: Path) -> None:
     path = bundle_of(tmp_path / "b", with_c(RIDS["fill 1"]))
-    assert_failed(path, "C was recomputed in 1 of 1 requests", "names the first link that is missing")
+    assert_failed(path, "C's prompt is not A's in 1 of 1 requests", "Send the same prompt as A")
+    assert "it differs first in one of the tokens 0 to 15 (page 0)" in page_of(path).text("claim")
+
+
+def test_s13_c_differs_in_one_token_of_the_prompts_that_were_kept(tmp_path: Path) -> None:
+    """What it read from L2 up to there is seen, and shows nothing about A's prompt."""
+    kept = tuple(range(1503))
+    ids = {"A": kept, "C": (*kept[:700], 9999, *kept[701:])}
+    records = [msgspec.structs.replace(one, prompt_ids=ids.get(one.series, ())) for one in abc_records()]
+    path = bundle_of(tmp_path / "b", records)
+    assert_failed(path, "C's prompt is not A's in 1 of 1 requests", "Send the same prompt as A")
+    where = f"request {RIDS['C']} is not request {RIDS['A']} again: it differs first in token 700 (page 43)"
+    assert where in page_of(path).text("claim") and where in markdown_of(path)
+
+
+def test_s13_c_has_another_hash_and_no_journal(tmp_path: Path) -> None:
+    path = bundle_of(tmp_path / "b", abc_records(prompt_sha256="9" * 64), journals=())
+    assert_failed(path, "C's prompt is not A's in 1 of 1 requests", "Send the same prompt as A")
+    assert "another prompt was sent (by its hash)" in page_of(path).text("claim")
 
 
 def test_c_never_sent(tmp_path: Path) -> None:
@@ -87,7 +105,6 @@ def test_c_never_sent(tmp_path: Path) -> None:
         (Reason.PROMISED_NOT_LOADED, Cause.NOT_LOADED),
         (Reason.RESIDENT_NOT_MATCHED, Cause.NOT_MATCHED),
         (Reason.RESIDENT_ELSEWHERE, Cause.ELSEWHERE),
-        (Reason.PREFIX_CHANGED, Cause.PREFIX_CHANGED),
         (Reason.INCONCLUSIVE, Cause.RECOMPUTED),
     ],
 )
@@ -107,7 +124,7 @@ def test_a_refuted_hit_and_a_read_from_storage_are_failures(bundle: Path) -> Non
 
 def test_one_failed_repeat_is_enough(tmp_path: Path) -> None:
     path = bundle_of(tmp_path / "b", [*abc_records(), *with_c(RIDS["fill 4"])[-1:]])
-    assert_failed(path, "C was recomputed in 1 of 2 requests", "names the first link")
+    assert_failed(path, "C's prompt is not A's in 1 of 2 requests", "Send the same prompt as A")
 
 
 def test_a_missing_event_lowers_the_claim_and_is_named(tmp_path: Path) -> None:
@@ -233,6 +250,12 @@ def test_an_empty_bundle(tmp_path: Path) -> None:
 def test_answers_that_differ_are_said(tmp_path: Path) -> None:
     claim = page_of(bundle_of(tmp_path / "b", abc_records(output_ids=(9,)))).text("claim")
     assert "The answers differ: the tokens of only 0 of 1 requests of C" in claim
+    # S19: the read is proven, and what came of it is not what A got.
+    assert "corruption_suspected: 1 of them read L2, as is proven, and answered otherwise than A" in claim
+    assert "Grade: confirmed" in claim
+    assert "corruption_suspected" in markdown_of(tmp_path / "b") and "corruption_suspected" in page_of(
+        tmp_path / "b", "ru"
+    ).text("claim")
     assert "could not be compared" in page_of(bundle_of(tmp_path / "n", abc_records(output_ids=()))).text("claim")
 
 

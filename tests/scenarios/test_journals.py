@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from journal_tools import ABC, journal_of, renumbered
 from soundness.compare import compare
 from soundness.simulate import Server
@@ -100,23 +101,105 @@ def test_s07_one_rank_loads_a_page_more_than_the_other() -> None:
     )
 
 
-def test_s12_the_draft_model_s_pool_is_not_what_the_claim_is_about() -> None:
+def _with_a_draft_model(release: str, *, comes_back: bool) -> RequestVerdict:
+    """The draft model's pool takes as many bytes a token as the target's."""
     s = server()
     for rid, tokens in (("a", A), ("fill", FILL), ("c", A)):
         s.serve([(rid, tokens)])
+    events: list[ev.Event] = [ev.Facts(0, 0, ev.FactKind.PROCESS, json.dumps({"sglang": release})), *s.events]
+    if comes_back:
+        loads = {e.transfer for e in events if isinstance(e, ev.LoadDone)}
+        events = [
+            dataclasses.replace(e, bytes=2 * e.bytes)
+            if isinstance(e, ev.TransferStarted | ev.LoadDone) and e.transfer in loads
+            else e
+            for e in events
+        ]
     pools = [{"pool": 0, "name": "kv", "hooked": True}, {"pool": 1, "name": "draft", "hooked": True}]
-    verdict = verdict_of(with_facts(s.events, pools=pools), "c")
+    return verdict_of(with_facts(renumbered(events), pools=pools), "c")
+
+
+def test_s12_the_draft_model_s_state_did_not_come_back() -> None:
+    verdict = _with_a_draft_model("0.5.23", comes_back=False)
+    assert verdict.sentence == "L2 read confirmed (full-attention KV only, not draft; state_incomplete: draft)"
+    assert (verdict.grade, verdict.reason) == (Grade.CONFIRMED, Reason.STATE_INCOMPLETE)
+    assert verdict.ranges[0].reason is Reason.L2_READ
+    assert verdict.notes[-1].startswith("state_incomplete: draft did not come back: ")
+
+
+@pytest.mark.parametrize(("release", "comes_back"), [("0.5.23", True), ("0.5.17", False), ("", False)])
+def test_s12_where_its_bytes_came_or_are_not_counted_the_draft_is_not_judged(release: str, comes_back: bool) -> None:
+    verdict = _with_a_draft_model(release, comes_back=comes_back)
     assert verdict.sentence == "L2 read confirmed (full-attention KV only, not draft)"
+    assert verdict.reason is Reason.L2_READ
     assert any("whether the state in draft was reused is not judged" in note for note in verdict.notes)
 
 
-def test_s13_a_prefix_that_differs_in_one_token_is_claimed_up_to_its_page_alone() -> None:
-    s = server(l1=160)
+def _changed_at(page: int, position: int) -> RequestVerdict:
+    s = Server(0, page=page, l1=160, l2=800, quiet=True)
     s.serve([("a", A)])
     s.serve([("fill", tuple(range(3000, 3160)))])
+    s.serve([("c", (*A[:position], 999, *A[position + 1 :]))])
+    return verdict_of(s.events, "c")
+
+
+def test_s13_a_prefix_that_differs_in_one_token_is_claimed_up_to_its_page_alone() -> None:
+    verdict = _changed_at(16, 40)
+    assert [(r.tier, r.start, r.end) for r in verdict.ranges] == [(Tier.L2, 0, 32), (Tier.RECOMPUTED, 32, 65)]
+    assert verdict.ranges[-1].reason is Reason.PREFIX_CHANGED
+    where = "it differs from request a first in one of the tokens 32 to 47 (page 2)"
+    assert verdict.ranges[-1].detail == where
+    assert verdict.notes == (f"prefix changed: {where}",)
+
+
+@pytest.mark.parametrize(
+    ("page", "position", "where"),
+    [
+        (1, 40, "token 40"),
+        # The match ends where the digests' cell begins.
+        (1, 32, "token 32"),
+        (4, 41, "one of the tokens 40 to 43 (page 10)"),
+        (16, 63, "one of the tokens 48 to 63 (page 3)"),
+        # The last token of the prompt, behind the last whole cell: only the whole prompts differ. No page is lost.
+        (16, 64, "token 64 (page 4)"),
+    ],
+)
+def test_s13_the_position_is_as_fine_as_the_record(page: int, position: int, where: str) -> None:
+    verdict = _changed_at(page, position)
+    assert verdict.ranges[-1].detail == f"it differs from request a first in {where}"
+
+
+def test_s13_a_longer_prompt_and_another_answer_are_no_change() -> None:
+    s = server(l1=320)
+    s.serve([("a", A)])
+    s.serve([("longer", (*A, *range(700, 733)))])
+    s.serve([("again", A)])
+    for rid in ("longer", "again"):
+        verdict = verdict_of(s.events, rid)
+        assert verdict.ranges[-1].reason is Reason.RECOMPUTED and not verdict.notes
+
+
+def test_s13_a_repeat_is_not_held_against_a_later_branch() -> None:
+    """Both share whole cells with the branch, which was put into the cache last; neither leaves its own prefix."""
+    s = server(l1=320)
+    s.serve([("a", A)])
+    s.serve([("b", (*A[:64], 7, 8))])
+    s.serve([("a again", A)])
+    s.serve([("b2", (*A[:64], 9, 9))])
+    s.serve([("longer", (*A, *range(700, 733)))])
+    judged = {rid: verdict_of(s.events, rid).notes for rid in ("a again", "longer")}
+    assert judged == {"a again": (), "longer": ()}
+
+
+def test_s13_a_flush_is_the_reason_and_not_the_change() -> None:
+    s = server()
+    s.serve([("a", A)])
+    s.flush()
     s.serve([("c", (*A[:40], 999, *A[41:]))])
     verdict = verdict_of(s.events, "c")
-    assert [(r.tier, r.start, r.end) for r in verdict.ranges] == [(Tier.L2, 0, 32), (Tier.RECOMPUTED, 32, 65)]
+    assert verdict.sentence == "recomputed: the cache was reset after request a had this prefix in it"
+    assert verdict.reason is Reason.RECOMPUTED
+    assert [r.reason for r in verdict.ranges] == [Reason.RECOMPUTED, Reason.PREFIX_CHANGED]
 
 
 def test_s14_events_lost_between_b_and_c() -> None:
@@ -176,19 +259,49 @@ def test_s16_a_host_hit_that_was_declined_is_refuted() -> None:
     assert [(r.start, r.end) for r in declined] == [(48, 64)]
 
 
-def test_s17_resident_in_l2_and_not_matched() -> None:
+HYBRID = [{"pool": 0, "name": "kv", "hooked": True}, {"pool": 1, "name": "swa", "hooked": True}]
+NOT_MATCHED = "recomputed: resident in L2, not matched (by the ledger L2 held this prefix of request a, the match did "
+NOT_MATCHED += "not find it; "
+
+
+def _not_matched(pools: list[dict[str, Any]] | None, copied: bool = False, gone: bool = False) -> RequestVerdict:
+    """The KV of A is in L2, and C matches nothing. ``copied``: its other state was, too; ``gone``: until then."""
     s = server()
     s.serve([("a", A)])
+    state = (ev.Run(0, 64),)
+    if copied:
+        s.emit(ev.HostAlloc, 1, s.req("a"), 436, state)
     s.serve([("fill", FILL)])
+    if gone:
+        s.emit(ev.HostFree, 1, 0, 500, state)
     for node in s.nodes():
         if node.tokens == A[:64]:
             # The tree does not find it: another component's state is missing at its end.
             s.root.children.remove(node)
     s.serve([("c", A)])
-    verdict = judge([journal_of(s.events)]).verdict("c")
+    verdict = judge([journal_of(with_facts(s.events, pools=pools) if pools else s.events)]).verdict("c")
     assert verdict is not None
-    assert verdict.sentence.startswith("recomputed: resident in L2, not matched (by the ledger L2 held this prefix")
     assert verdict.ranges[0].reason is Reason.RESIDENT_NOT_MATCHED
+    assert verdict.sentence.startswith(NOT_MATCHED)
+    return verdict
+
+
+def test_s17_resident_in_l2_and_not_matched_for_want_of_another_component() -> None:
+    verdict = _not_matched(HYBRID, copied=True, gone=True)
+    assert verdict.sentence == f"{NOT_MATCHED}component swa missing: its swa state had left L2)"
+    # The event is named: the release of that pool's slots.
+    assert [event.kind for event in verdict.ranges[0].missing[0].events] == ["HostFree", "Matched"]
+    never = _not_matched(HYBRID)
+    assert never.sentence == f"{NOT_MATCHED}component swa missing: no copy of its swa state to L2 was recorded)"
+
+
+def test_s17_no_component_is_blamed_without_evidence() -> None:
+    assert _not_matched(HYBRID, copied=True).sentence == f"{NOT_MATCHED}its swa state was in L2 as well)"
+    unseen = [HYBRID[0], {"pool": 1, "name": "mamba", "hooked": False}]
+    words = "whether its mamba state was in L2 is not recorded (that pool is not hooked)"
+    assert _not_matched(unseen).sentence == f"{NOT_MATCHED}{words})"
+    words = "this instance keeps no state beside full-attention KV, so no component explains it"
+    assert _not_matched(None).sentence == f"{NOT_MATCHED}{words})"
 
 
 def test_s26_without_the_server_s_word_on_tiers_the_chain_alone_carries_the_claim() -> None:

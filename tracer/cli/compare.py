@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -31,7 +31,7 @@ def compare(one: Path, other: Path, allow_differences: bool, as_json: bool) -> N
 
     Runs whose conditions differ (model, server arguments, pool sizes, prompt lengths and so on) are not compared:
     each difference is named, and the exit code is 2. So it is for a bundle that does not verify. What neither run
-    knows is named as well.
+    knows is named as well, and how many backups to L2 were acknowledged where that is not the same.
 
     \b
     Example:
@@ -40,12 +40,14 @@ def compare(one: Path, other: Path, allow_differences: bool, as_json: bool) -> N
     found = compare_runs(_load(one), _load(other))
     refused = bool(found.differences) and not allow_differences
     if as_json:
-        shown = {"differences": found.differences, "unknown": found.unknown}
+        shown = {"differences": found.differences, "unknown": found.unknown, "copies": found.copies}
         measured = {} if refused else {"series": found.series}
         print_json({"one": str(one), "other": str(other), "compared": not refused, **shown, **measured})
     if refused:
         for difference in found.differences:
             note(_told(difference))
+        for line in _copies(found):
+            note(line)
         count = len(found.differences)
         raise UserError(
             f"{count} condition{' differs' if count == 1 else 's differ'}: {_names(found.differences)}",
@@ -69,6 +71,8 @@ def _load(path: Path) -> Evidence:
 def _show(found: Comparison) -> None:
     for difference in found.differences:
         click.echo(f"differs: {_told(difference)}")
+    for line in _copies(found):
+        click.echo(line)
     if found.unknown:
         click.echo(f"unknown in both: {', '.join(found.unknown)}")
     if not found.series:
@@ -77,6 +81,18 @@ def _show(found: Comparison) -> None:
     display(console(), _table(found.series))
     if few := [pair.series for pair in found.series if pair.difference and pair.difference.interval is None]:
         click.echo(f"no interval for {', '.join(few)}: it needs {FEWEST} requests in both runs")
+
+
+def _copies(found: Comparison) -> Iterator[str]:
+    """What was copied, where the runs differ in it; and the run of which nothing could be read back."""
+    one, other = found.copies
+    if one is None or other is None or one == other:
+        return
+    yield f"copies: {one} | {other}"
+    for name, copies, beside in (("one", one, other), ("other", other, one)):
+        if not copies.acknowledged and beside.acknowledged:
+            why = "queued, and none acknowledged" if copies.backups else "and none was even queued"
+            yield f"{name}: acknowledged backups are missing ({copies.backups} {why}): L2 had nothing to restore"
 
 
 def _table(series: Sequence[SeriesPair]) -> Table:

@@ -21,10 +21,12 @@ from kvwitness.tracer.cli.bundles import bundle_errors
 from kvwitness.tracer.cli.errors import UserError
 from kvwitness.tracer.cli.output import note
 from kvwitness.tracer.ledger.derive import derive
+from kvwitness.tracer.ledger.facts import InstanceFacts
 from kvwitness.tracer.model import RequestVerdict
 from kvwitness.tracer.outside.records import FILES, is_recording
 from kvwitness.tracer.protocol.record import RequestRecord
 from kvwitness.tracer.verdicts.l3 import storage_changes
+from kvwitness.tracer.verdicts.leaks import leaks_of
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -35,6 +37,8 @@ class Evidence(msgspec.Struct, frozen=True):
     requests: tuple[RequestRecord, ...]
     storage: tuple[str, ...]
     """What became of attachings and detachings of a storage backend (L3); not known of a bundle that is not whole."""
+    leaks: tuple[str, ...]
+    """Slots that stay taken, by the events."""
     intact: bool | None
     """Whether a bundle verifies: files as written, verdicts that follow from them. None for a folder of journals."""
 
@@ -58,14 +62,20 @@ def load_evidence(path: Path) -> Evidence:
         if stopped := why_stopped(bundle.environment):
             note(f"warning: {path}: the run did not reach its end: {stopped}")
         journals = read_bundle_journals(path) if report.ok else ()
-        storage = storage_changes([derive(j) for j in journals if j.role == judgement.SCHEDULER_ROLE])
-        return Evidence(str(path), bundle.verdicts, bundle.requests, tuple(storage), report.ok)
+        instances = [derive(j) for j in journals if j.role == judgement.SCHEDULER_ROLE]
+        storage = tuple(storage_changes(instances))
+        return Evidence(str(path), bundle.verdicts, bundle.requests, storage, _leaks(instances), report.ok)
     if not path.is_dir():
         raise _nothing(path)
     if (path / REQUESTS).exists() or (path / VERDICTS).exists():
         raise UserError(f"{MANIFEST} is missing: not a complete bundle", str(path), f"see `kvwitness verify {path}`")
     judged = judgement.judge(read_folder(path))
-    return Evidence(str(path), judged.verdicts, (), tuple(storage_changes(judged.instances)), None)
+    storage = tuple(storage_changes(judged.instances))
+    return Evidence(str(path), judged.verdicts, (), storage, _leaks(judged.instances), None)
+
+
+def _leaks(instances: Sequence[InstanceFacts]) -> tuple[str, ...]:
+    return tuple(str(leak) for instance in instances for leak in leaks_of(instance))
 
 
 def load_outside(path: Path) -> Outside | None:

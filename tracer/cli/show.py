@@ -45,7 +45,16 @@ def show(ctx: click.Context, path: Path, with_health_checks: bool, as_json: bool
     if as_json:
         more = {} if outside is None else {"outside": outside}
         storage = list(evidence.storage)
-        print_json({"path": evidence.path, "intact": evidence.intact, "requests": rows, "storage": storage, **more})
+        print_json(
+            {
+                "path": evidence.path,
+                "intact": evidence.intact,
+                "requests": rows,
+                "storage": storage,
+                "leaks": list(evidence.leaks),
+                **more,
+            }
+        )
     else:
         shown = [row for row in rows if with_health_checks or not is_health_check(row)]
         if shown:
@@ -54,7 +63,7 @@ def show(ctx: click.Context, path: Path, with_health_checks: bool, as_json: bool
             click.echo(f"no requests yet in {path}")
         if outside is not None:
             show_outside(outside, str(path), False, evidence.doubt)
-        for line in evidence.storage:
+        for line in (*evidence.storage, *evidence.leaks):
             note(line)
         if count := len(rows) - len(shown):
             note(f"left out: {count} health check{'' if count == 1 else 's'} of the server itself (--all shows them)")

@@ -60,3 +60,22 @@ def same_prefix(shared: int | None, position: int, grid: int) -> bool | None:
     if shared is None:
         return None
     return shared >= 0 and position - shared < max(grid, 1)
+
+
+def first_difference(a: Chain | None, b: Chain | None, end: int) -> tuple[int, int] | None:
+    """The tokens ``[low, high)`` among which is the first one that differs, as far as the digests of ``[0, end)`` show.
+
+    None where they show no difference: equal, one sequence ends first, or nothing to compare.
+    """
+    if a is None or b is None or a is b or not a.grid or a.grid != b.grid:
+        return None
+    low = 0
+    for mine, theirs in zip(a.cells, b.cells, strict=False):
+        high = low + a.grid
+        if high > end:
+            break
+        if mine != theirs:
+            return low, high
+        low = high
+    points = [at for at, digest in a.points.items() if low < at <= end and b.points.get(at, digest) != digest]
+    return (low, min(points)) if points else None

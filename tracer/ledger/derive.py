@@ -25,6 +25,7 @@ from kvwitness.tracer.ledger.numbers import Numbers
 from kvwitness.tracer.ledger.opened import OpenBackup, OpenEviction, OpenLoad
 from kvwitness.tracer.ledger.requests import OpenChunk, OpenRequest
 from kvwitness.tracer.ledger.runs import overlap, skip, tiles
+from kvwitness.tracer.ledger.states import StatePools
 from kvwitness.tracer.ledger.storage import StorageView
 from kvwitness.tracer.ledger.tree import TreeView
 
@@ -98,6 +99,7 @@ class Ledger:
         self._residencies: list[ft.Residency] = []
         self._pages = PageDigests()
         self._storage = StorageView(self._name)
+        self._states = StatePools(self._name)
         self._attached = Unseen()
         self._found: list[ft.Found] = []
         self._epochs: list[ft.EpochFact] = []
@@ -232,6 +234,7 @@ class Ledger:
     def _reset(self, event: ev.Reset, moment: ft.Moment) -> None:
         self._tree.finish(moment)
         self._host.finish(moment)
+        self._states.cleared(None, moment)
         self._epoch += 1
         self._epochs.append(ft.EpochFact(self._epoch, moment))
         page = self._host.page
@@ -611,6 +614,9 @@ class Ledger:
         begin, loads = started
         if (begin.tokens, begin.bytes, begin.nodes) != (event.tokens, event.bytes, event.nodes):
             self._gap(event.seq, f"transfer {event.transfer} ended with other figures than it started with")
+            if event.tokens < begin.tokens:
+                for load in loads:
+                    load.ended_short = event.tokens
             return
         for load in loads:
             load.done = moment
@@ -631,8 +637,10 @@ class Ledger:
             load.waited, load.waited_layers = moment, event.layers
             load.read_early = bool(event.early) or load.epoch != self._epoch
 
-    def _host_alloc(self, event: ev.HostAlloc, _: ft.Moment) -> None:
-        if event.pool == ANCHOR_POOL:
+    def _host_alloc(self, event: ev.HostAlloc, moment: ft.Moment) -> None:
+        if event.pool != ANCHOR_POOL:
+            self._states.taken(event, self._epoch, moment)
+        else:
             taken = sum(run.length for run in event.slots)
             self._check_count(event, -taken)
             self._host.taken(event.slots)
@@ -640,6 +648,7 @@ class Ledger:
 
     def _host_free(self, event: ev.HostFree, moment: ft.Moment) -> None:
         if event.pool != ANCHOR_POOL:
+            self._states.freed(event, moment)
             return
         self._check_count(event, sum(run.length for run in event.slots))
         closed = len(self._residencies)
@@ -664,7 +673,9 @@ class Ledger:
         self._counted = event.seq
 
     def _host_clear(self, event: ev.HostClear, moment: ft.Moment) -> None:
-        if event.pool == ANCHOR_POOL:
+        if event.pool != ANCHOR_POOL:
+            self._states.cleared(event.pool, moment)
+        else:
             self._host.finish(moment)
             self._host.count(event.available, 0)
             self._lost_while_copying(None)
@@ -815,6 +826,7 @@ class Ledger:
             chains=dict(self._chains),
             rejections=tuple(self._rejections),
             storage=self._storage.freeze(),
+            states=self._states.freeze(),
             epochs=tuple(self._epochs),
             gaps=tuple(gaps),
             anomalies=(*journal.anomalies, *self._anomalies),
@@ -921,6 +933,7 @@ class Ledger:
         copies = {b.transfer for b in self._backups} | {load.transfer for load in self._loads}
         self._pages.forget(copies, before)
         self._storage.forget(keep, before)
+        self._states.forget(keep, before)
         if self._evicting_host is None:
             del self._freed_since[:-_FREED_KEPT], self._left_l2[:-_FREED_KEPT]
         self._transfer_numbers.compact()

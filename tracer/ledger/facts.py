@@ -123,6 +123,18 @@ class HostEviction(msgspec.Struct, frozen=True):
     """Host tokens that were free when it began."""
 
 
+class StateCopy(msgspec.Struct, frozen=True):
+    """Host slots of a pool beside the anchor pool, taken for the state of a request's prefix."""
+
+    pool: int
+    epoch: int
+    rid: str | None
+    """The request whose insert or allocation took them."""
+    taken: Moment
+    freed: Moment | None
+    """When the first of them were given back (None: still taken when the journal ends)."""
+
+
 class Residency(msgspec.Struct, frozen=True):
     """An interval in which a tier held a usable copy of ``[start, end)`` of ``owner``'s prefix."""
 
@@ -231,6 +243,8 @@ class Load(msgspec.Struct, frozen=True):
     """... and whether it went on to read a layer before."""
     checks: tuple[PageCheck, ...] = ()
     """The pages whose content was compared, by position."""
+    ended_short: int | None = None
+    """Tokens with which its transfer ended, where fewer than it was launched with (then ``done`` is None)."""
 
 
 class Prefetch(msgspec.Struct, frozen=True):
@@ -464,6 +478,8 @@ class InstanceFacts(msgspec.Struct, frozen=True):
     context: frozenset[int] = frozenset()
     """Requests (the events that queued them) that are only there as what others were built on: what happened beside
     them is not remembered, and nothing may be claimed of them."""
+    states: tuple[StateCopy, ...] = ()
+    """Of host pools beside the anchor pool."""
 
     def wall_time_ns(self, t_ns: int) -> int:
         """Wall-clock time (ns since the epoch) of a monotonic reading of this instance."""

@@ -74,6 +74,7 @@ class OpenLoad:
     waited: ft.Moment | None = None
     waited_layers: int = 0
     read_early: bool = False
+    ended_short: int | None = None
 
     def is_over(self, epoch: int) -> bool:
         """Nothing can come of it any more."""
@@ -105,6 +106,7 @@ class OpenLoad:
             waited=self.waited,
             waited_layers=self.waited_layers,
             read_early=self.read_early,
+            ended_short=self.ended_short,
         )
 
 

@@ -43,6 +43,8 @@ class Repeats(msgspec.Struct, frozen=True):
     same: int
     by_text: bool
     """No token ids were answered: the texts were compared."""
+    differing: tuple[str, ...] = ()
+    """Request ids of C that answered otherwise."""
 
 
 class Answers(msgspec.Struct, frozen=True):
@@ -99,12 +101,14 @@ def repeats_of(records: Sequence[RequestRecord]) -> Repeats:
             asked.setdefault(record.prompt_sha256, record)
     repeats = [one for one in records if one.series == "C" and one.error is None and one.prompt_sha256 in asked]
     pairs = [(asked[one.prompt_sha256], one) for one in repeats]
-    by_ids = [(a.output_ids, c.output_ids) for a, c in pairs if a.output_ids and c.output_ids]
-    if by_ids:
-        return Repeats(len(by_ids), sum(a == c for a, c in by_ids), False)
+    by_ids = [(a.output_ids == c.output_ids, c.rid) for a, c in pairs if a.output_ids and c.output_ids]
     # An endpoint that answers no ids answers none for either.
-    by_text = [(a.text, c.text) for a, c in pairs if not a.output_ids and not c.output_ids and (a.text or c.text)]
-    return Repeats(len(by_text), sum(a == c for a, c in by_text), bool(by_text))
+    by_text = [
+        (a.text == c.text, c.rid) for a, c in pairs if not a.output_ids and not c.output_ids and (a.text or c.text)
+    ]
+    compared = by_ids or by_text
+    differing = tuple(rid for same, rid in compared if not same)
+    return Repeats(len(compared), len(compared) - len(differing), bool(not by_ids and by_text), differing)
 
 
 def _series(name: str, records: Sequence[RequestRecord]) -> SeriesAnswers:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from kvwitness.tracer.model import Grade, Link
+from kvwitness.tracer.model import Grade, Link, Tier
 from kvwitness.tracer.report.answers import answers_of
 from kvwitness.tracer.report.control import ControlStanding
 from kvwitness.tracer.report.load import Evidence
 from kvwitness.tracer.report.messages import Words
-from kvwitness.tracer.report.outcome import Outcome, Standing
+from kvwitness.tracer.report.outcome import PROVEN, Outcome, Standing
 from kvwitness.tracer.report.wording import grade_in, link_in, remedy_in
+from kvwitness.tracer.verdicts.leaks import leaks_of
 from kvwitness.tracer.verdicts.links import unsound_links
 from kvwitness.tracer.verdicts.scope import beside_kv
 
@@ -58,7 +59,7 @@ def claim_of(evidence: Evidence, outcome: Outcome, words: Words) -> Claim:
         ),
         changes=tuple(words(f"change.{failure.cause.value}") for failure in outcome.failures),
         not_claimed=tuple(_not_claimed(evidence, outcome, words)),
-        why=() if failed else tuple(_why(evidence, outcome, words)),
+        why=(*_leaks(evidence, words), *(() if failed else _why(evidence, outcome, words))),
         answers=answers,
         answers_differ=differ,
     )
@@ -143,6 +144,13 @@ def _not_controlled(outcome: Outcome, words: Words) -> str:
     return words(f"not.control_{control.standing.value}", reused=control.reused, total=control.total)
 
 
+def _leaks(evidence: Evidence, words: Words) -> Iterator[Why]:
+    """A server that loses slots is no sound place for an experiment, whatever came of this one."""
+    for instance in evidence.instances:
+        for leak in leaks_of(instance):
+            yield Why(words("why.leak", instance=instance.instance), str(leak))
+
+
 def _why(evidence: Evidence, outcome: Outcome, words: Words) -> Iterator[Why]:
     if evidence.outside is not None and not evidence.instances:
         statement = evidence.outside.statement
@@ -164,6 +172,13 @@ def _why(evidence: Evidence, outcome: Outcome, words: Words) -> Iterator[Why]:
             for link, why in unsound_links(instance).items():
                 if link not in named and link is not Link.CONTENT:  # No claim is weaker without it.
                     yield Why(words("why.unsound", link=link_in(words, link), instance=instance.instance), why)
+
+
+def _suspected(evidence: Evidence, differing: Sequence[str]) -> int:
+    """Requests that answered otherwise than their A although an L2 read of theirs is proven."""
+    latest = evidence.latest()
+    read = (latest[rid].ranges for rid in differing if rid in latest)
+    return sum(any(r.tier is Tier.L2 and r.grade in PROVEN for r in ranges) for ranges in read)
 
 
 def _sized(environment: Mapping[str, object]) -> int:
@@ -193,6 +208,8 @@ def _answers(evidence: Evidence, words: Words) -> tuple[str, bool]:
         key = "claim.answers_differ" if differ else "claim.answers_same"
         what = words("claim.texts" if repeats.by_text else "claim.tokens")
         told = words(key, same=repeats.same, compared=repeats.compared, what=what)
+        if suspected := _suspected(evidence, repeats.differing):
+            told += " " + words("claim.corruption_suspected", count=suspected)
     if (compared := answers.compared_in("C")) == 0:
         return told, differ
     wrong = answers.wrong_in("C")

@@ -23,6 +23,23 @@ class SeriesPair(msgspec.Struct, frozen=True):
     reads_other: str
 
 
+class Copies(msgspec.Struct, frozen=True):
+    """What the schedulers copied between L1 and L2, over all ranks. Tokens of acknowledged copies alone."""
+
+    backups: int
+    """Copies to L2 that were queued ..."""
+    acknowledged: int
+    """... and those whose end was seen: nothing else can be read back."""
+    backed_up: int
+    loaded: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.acknowledged} of {self.backups} backups acknowledged ({self.backed_up} tokens), "
+            f"{self.loaded} tokens loaded back"
+        )
+
+
 class Comparison(msgspec.Struct, frozen=True):
     """What two runs have in common and what not."""
 
@@ -30,6 +47,8 @@ class Comparison(msgspec.Struct, frozen=True):
     unknown: tuple[str, ...]
     """Conditions that neither run knows: whether they are the same cannot be said."""
     series: tuple[SeriesPair, ...]
+    copies: tuple[Copies | None, Copies | None] = (None, None)
+    """None: that run has no journal."""
 
 
 def compare_runs(one: Evidence, other: Evidence) -> Comparison:
@@ -39,6 +58,21 @@ def compare_runs(one: Evidence, other: Evidence) -> Comparison:
         differences=differences(left, right),
         unknown=tuple(name for name, value in left.items() if value == UNKNOWN == right.get(name)),
         series=_series(one, other),
+        copies=(_copies(one), _copies(other)),
+    )
+
+
+def _copies(evidence: Evidence) -> Copies | None:
+    if not evidence.instances:
+        return None
+    backups = [backup for instance in evidence.instances for backup in instance.backups]
+    loads = [load for instance in evidence.instances for load in instance.loads if load.done is not None]
+    acknowledged = [backup for backup in backups if backup.acked is not None]
+    return Copies(
+        len(backups),
+        len(acknowledged),
+        sum(backup.tokens for backup in acknowledged),
+        sum(load.tokens for load in loads),
     )
 
 

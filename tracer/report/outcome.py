@@ -17,6 +17,7 @@ from kvwitness.tracer.protocol.record import RequestRecord
 from kvwitness.tracer.report.conditions import Difference, differences, instance_conditions
 from kvwitness.tracer.report.control import Control, ControlStanding, control_of
 from kvwitness.tracer.report.load import Evidence
+from kvwitness.tracer.report.repeated import changed_prompts
 
 PROVEN: Final = (Grade.CONFIRMED, Grade.VERIFIED)
 
@@ -59,7 +60,6 @@ _BY_REASON: Final[Mapping[Reason, Cause]] = {
     Reason.PROMISED_NOT_LOADED: Cause.NOT_LOADED,
     Reason.RESIDENT_NOT_MATCHED: Cause.NOT_MATCHED,
     Reason.RESIDENT_ELSEWHERE: Cause.ELSEWHERE,
-    Reason.PREFIX_CHANGED: Cause.PREFIX_CHANGED,
     Reason.CORRUPTION_SUSPECTED: Cause.CORRUPTED,
 }
 
@@ -136,7 +136,8 @@ def outcome_of(evidence: Evidence) -> Outcome:
             Standing.FAILED, Grade.UNKNOWN, total=len(last), failures=(failure,), changed=changed,
             confirmed_by_tier=by_tier,
         )  # fmt: skip
-    seen = [_seen(record, latest.get(record.rid)) for record in last]
+    others = changed_prompts(evidence)
+    seen = [_seen(record, latest.get(record.rid), others.get(record.rid)) for record in last]
     if is_control(evidence.environment):
         return msgspec.structs.replace(_of_control(seen), confirmed_by_tier=by_tier)
     return msgspec.structs.replace(_of_c(seen), confirmed_by_tier=by_tier, control=control_of(evidence))
@@ -220,10 +221,14 @@ def _of_control(seen: Sequence[_Seen]) -> Outcome:
     )
 
 
-def _seen(record: RequestRecord, verdict: RequestVerdict | None) -> _Seen:
+def _seen(record: RequestRecord, verdict: RequestVerdict | None, changed: str | None) -> _Seen:
+    """``changed``: where its prompt is not A's. What it reused, it reused of another experiment then."""
     if verdict is None:
-        return _by_the_server(record)
+        seen = _by_the_server(record)
+        return seen if changed is None else msgspec.structs.replace(seen, cause=Cause.PREFIX_CHANGED, detail=changed)
     gaps = tuple(Gap(link.link, link.detail, link.remedy) for piece in verdict.ranges for link in piece.missing)
+    if changed is not None:
+        return _Seen(verdict.tier, verdict.grade, verdict.tokens.l2, Cause.PREFIX_CHANGED, changed, gaps, True)
     cause = _cause(verdict)
     # Of a recomputed request the evidence says why in the range's own words.
     detail = next((piece.detail for piece in verdict.ranges if piece.detail), verdict.sentence)

@@ -103,9 +103,11 @@ def _explained(
 ) -> RequestVerdict:
     chain = own.chains.get(verdict.rid)
     last = verdict.ranges[-1] if verdict.ranges else None
-    if chain is None or last is None or last.tier is not Tier.RECOMPUTED or last.reason is not Reason.RECOMPUTED:
+    if chain is None or last is None or last.tier is not Tier.RECOMPUTED or request.match is None or request.shared_id:
         return verdict
-    if last.detail or request.match is None or request.shared_id:
+    # What differs from this rank's own requests may be another rank's.
+    changed = last.reason is Reason.PREFIX_CHANGED
+    if not changed and (last.reason is not Reason.RECOMPUTED or last.detail):
         return verdict
     best: tuple[_Held, InstanceFacts] | None = None
     for index in indexes:
@@ -138,7 +140,9 @@ def _explained(
 
 
 def _rest(last: RangeVerdict, start: int) -> tuple[RangeVerdict, ...]:
-    return (msgspec.structs.replace(last, start=start),) if start < last.end else ()
+    """What lies behind that. Where it leaves this rank's own requests does not matter any more."""
+    rest = msgspec.structs.replace(last, start=start, reason=Reason.RECOMPUTED, detail="")
+    return (rest,) if start < last.end else ()
 
 
 def _ranks_of_one_server(a: InstanceFacts, b: InstanceFacts) -> bool:

@@ -62,7 +62,7 @@ def _judge_segment(
     end: int,
 ) -> RangeVerdict:
     evidence = Evidence(view)
-    tier, reason = Tier.L2, Reason.L2_READ
+    tier, reason = Tier.L2, Reason.L2_READ if load.ended_short is None else Reason.L2_READ_PARTIAL
     backup = view.backups.get(segment.origin_id) if segment.origin == "backup" else None
     prefetch = view.prefetches.get(segment.origin_id) if segment.origin == "prefetch" else None
     found = view.found.get(segment.origin_id) if segment.origin == "snapshot" else None
@@ -275,6 +275,8 @@ def _not_copied(instance: InstanceFacts, load: Load) -> str | None:
     """Why it is not shown that a load-back was carried out; None when it is."""
     if load.started is None:
         return "the copy from L2 was queued and never launched"
+    if load.ended_short is not None:
+        return f"the copy from L2 ended with {load.ended_short} of {load.transfer_tokens} tokens"
     if load.done is None:
         return "the completion of the copy from L2 was never seen"
     if not _bytes_fit(instance, load):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from kvwitness.patches.schema.events import Cause, Eviction, Refusal
 from kvwitness.tracer.ledger.facts import Backup, InstanceFacts, RequestFacts, Residency
 from kvwitness.tracer.model import Grade, Link, LinkEvidence, RangeVerdict, Reason, Tier
+from kvwitness.tracer.verdicts.changed import change_of
+from kvwitness.tracer.verdicts.components import missing_component
 from kvwitness.tracer.verdicts.l2 import covers
 from kvwitness.tracer.verdicts.links import Evidence
 from kvwitness.tracer.verdicts.rejections import last_rejection, rejected_words
@@ -26,7 +28,11 @@ def judge_recomputed(view: InstanceView, request: RequestFacts, usage: Usage) ->
     if known > start:
         found.append(_lost(view, request, usage, start, known))
         start = known
-    found.append(_range(view, usage, start, total, Reason.RECOMPUTED, "", ()))
+    change = change_of(view, request)
+    if change is not None and start < change.high:
+        found.append(_range(view, usage, start, total, Reason.PREFIX_CHANGED, str(change), ()))
+    else:
+        found.append(_range(view, usage, start, total, Reason.RECOMPUTED, "", ()))
     return [r for r in found if r.start < r.end]
 
 
@@ -58,7 +64,13 @@ def _not_loaded(view: InstanceView, request: RequestFacts, usage: Usage, start: 
     evidence = Evidence(view)
     match, decision = request.match, request.decision
     assert match is not None
-    if decision is not None and decision.loaded == 0:
+    reason = Reason.PROMISED_NOT_LOADED
+    loaded = sum(load.tokens for load in view.loads_of(request))
+    if loaded and match.device + loaded == start:
+        reason = Reason.L2_READ_PARTIAL
+        detail = f"{loaded} of the {match.host} tokens that L2 promised were loaded, the rest was computed again"
+        evidence.miss(Link.READ, detail, match.moment, decision.moment if decision is not None else None)
+    elif decision is not None and decision.loaded == 0:
         why = Refusal.NAMES.get(decision.reason, "unknown")
         detail = f"L2 promised {match.host} tokens, the load-back was refused: {why}"
         evidence.miss(Link.READ, detail, match.moment, decision.moment)
@@ -68,7 +80,7 @@ def _not_loaded(view: InstanceView, request: RequestFacts, usage: Usage, start: 
     else:
         detail = f"L1 held {match.device} tokens at the match, and they were computed again"
         evidence.miss(Link.USED, detail, match.moment)
-    return _range(view, usage, start, end, Reason.PROMISED_NOT_LOADED, detail, evidence.complete()[:1])
+    return _range(view, usage, start, end, reason, detail, evidence.complete()[:1])
 
 
 def _lost(view: InstanceView, request: RequestFacts, usage: Usage, start: int, end: int) -> RangeVerdict:
@@ -102,8 +114,9 @@ def _lost(view: InstanceView, request: RequestFacts, usage: Usage, start: int, e
     held = view.l2_of(owners, request.epoch)
     live = [r for r in held if r.since.seq < before and (r.until is None or r.until.seq > before)]
     if covers(live, start, end):
-        detail = f"by the ledger L2 held this prefix of request {prior}, the match did not find it"
-        evidence.miss(Link.RESIDENT_L2, detail, match.moment)
+        component, moments = missing_component(view, request, owners)
+        detail = f"by the ledger L2 held this prefix of request {prior}, the match did not find it; {component}"
+        evidence.miss(Link.RESIDENT_L2, detail, *moments, match.moment)
         return _range(view, usage, start, end, Reason.RESIDENT_NOT_MATCHED, detail, evidence.complete()[:1])
     gone = [r for r in held if r.start < end and r.end > start and r.until is not None and r.until.seq < before]
     last = max((r.until for r in gone if r.until is not None), key=lambda m: m.seq, default=None)

@@ -61,7 +61,7 @@ def judge_request(view: InstanceView, request: RequestFacts, reports: Sequence[S
         load_backs=tuple(_load_back(instance, load) for load in view.loads_of(request)),
         reports=all_reports,
         checks=tuple(checks),
-        notes=_notes(view, request, usage),
+        notes=(*_notes(view, request, usage), *_left_the_prefix(ranges)),
         queued_ns=request.queued.t_ns,
         admitted_ns=request.admitted.t_ns if request.admitted else None,
         first_token_ns=request.first_token.t_ns if request.first_token else None,
@@ -123,7 +123,7 @@ def _refuted(
         msgspec.structs.replace(
             r, grade=Grade.REFUTED, detail=f"the server reports {claimed} tokens read below L1; {r.detail}"
         )
-        if r.reason is Reason.PROMISED_NOT_LOADED and r.grade is Grade.RECOMPUTED
+        if r.reason in (Reason.PROMISED_NOT_LOADED, Reason.L2_READ_PARTIAL) and r.grade is Grade.RECOMPUTED
         else r
         for r in ranges
     ]
@@ -138,7 +138,10 @@ def _declined(request: RequestFacts) -> int:
 def _reason(ranges: Sequence[RangeVerdict], tier: Tier) -> Reason:
     if any(r.reason is Reason.CORRUPTION_SUSPECTED and r.grade is Grade.REFUTED for r in ranges):
         return Reason.CORRUPTION_SUSPECTED
-    special = [r.reason for r in ranges if r.tier is tier and r.reason is not Reason.RECOMPUTED]
+    if any(r.reason is Reason.L2_READ_PARTIAL for r in ranges) and tier is not Tier.UNKNOWN:
+        return Reason.L2_READ_PARTIAL
+    plain = (Reason.RECOMPUTED, Reason.PREFIX_CHANGED)
+    special = [r.reason for r in ranges if r.tier is tier and r.reason not in plain]
     if special:
         return special[0]
     return Reason.RECOMPUTED if tier is Tier.RECOMPUTED else Reason.INCONCLUSIVE
@@ -182,6 +185,12 @@ def _not_compared(view: InstanceView, request: RequestFacts) -> list[str]:
     return [f"the content of what was loaded was not compared: {why}"]
 
 
+def _left_the_prefix(ranges: Sequence[RangeVerdict]) -> list[str]:
+    """Where reuse had to end because the prompt goes on otherwise."""
+    changed = next((r for r in ranges if r.reason is Reason.PREFIX_CHANGED), None)
+    return [f"prefix changed: {changed.detail}"] if changed is not None else []
+
+
 def _notes(view: InstanceView, request: RequestFacts, usage: Usage) -> tuple[str, ...]:
     notes: list[str] = []
     if request.attempt > 1:
@@ -193,6 +202,7 @@ def _notes(view: InstanceView, request: RequestFacts, usage: Usage) -> tuple[str
         notes.append("a load-back was queued for it and its completion was not recorded")
     notes.extend(storage_alarm(view, request))
     notes.extend(waits_for_storage(view, request))
+    notes.extend(str(leak) for leak in view.leaks if leak.rid == request.rid)
     if view.instance.facts.get("digest_every"):
         notes.extend(_not_compared(view, request))
     return tuple(notes)

@@ -24,7 +24,6 @@ _WHY_RECOMPUTED = {
     Reason.RESIDENT_NOT_MATCHED: "resident in L2, not matched",
     Reason.NEVER_BACKED_UP: "never backed up to L2",
     Reason.LEFT_L2_BEFORE_READ: "left L2 before the read",
-    Reason.PREFIX_CHANGED: "prefix changed",
     Reason.RESIDENT_ELSEWHERE: "resident elsewhere",
 }
 
@@ -52,7 +51,8 @@ def sentence(tier: Tier, grade: Grade, ranges: Sequence[RangeVerdict]) -> str:
         reasons = [_why(r) for r in ranges if r.reason in _WHY_RECOMPUTED]
         detail = next((r.detail for r in ranges if r.reason in _WHY_RECOMPUTED and r.detail), "")
         if not reasons:
-            detail = next((r.detail for r in ranges if r.detail), "")
+            # Where the prompt leaves an earlier one says nothing of the part that they share.
+            detail = next((r.detail for r in ranges if r.detail and r.reason is not Reason.PREFIX_CHANGED), "")
             return f"recomputed: {detail}" if detail else "recomputed"
         return f"recomputed: {reasons[0]}" + (f" ({detail})" if detail else "")
     if tier is Tier.UNKNOWN:
@@ -67,6 +67,9 @@ def sentence(tier: Tier, grade: Grade, ranges: Sequence[RangeVerdict]) -> str:
         text += f" ({compared} of {pages} pages sampled)"
     if grade in _PROVEN and rests_on_attach(ranges, tier):
         text += " (resident at attach)"
+    partial = next((r for r in ranges if r.reason is Reason.L2_READ_PARTIAL and r.tier is Tier.RECOMPUTED), None)
+    if partial is not None:
+        text += f", in part ({partial.detail})"
     missing = [link for r in ranges if r.tier is tier for link in r.missing]
     if missing and grade not in _PROVEN:
         text += f": missing link {missing[0].link.value} ({missing[0].detail})"

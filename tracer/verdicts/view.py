@@ -21,6 +21,8 @@ from kvwitness.tracer.ledger.facts import (
     Victim,
 )
 from kvwitness.tracer.model import Link
+from kvwitness.tracer.verdicts.leaks import leaks_of
+from kvwitness.tracer.verdicts.prompts import PromptIndex
 
 T = TypeVar("T", Backup, Residency)
 
@@ -38,6 +40,8 @@ class InstanceView:
         self.prefetches: dict[int, Prefetch] = {prefetch.done.seq: prefetch for prefetch in instance.prefetches}
         self.evictions: dict[int, EvictionCall] = {call.call: call for call in instance.evictions}
         self.requests: dict[str, RequestFacts] = {request.rid: request for request in instance.requests}
+        self.leaks = tuple(leaks_of(instance))
+        self.prompts = PromptIndex(instance)
         self.resets: list[Moment] = [epoch.begin for epoch in instance.epochs]
         self._victims = sorted((v for c in instance.evictions for v in c.victims), key=lambda v: v.moment.seq)
         self._victim_seqs = [victim.moment.seq for victim in self._victims]
