@@ -1,8 +1,8 @@
 """SGLang's own fault injectors on a real server: what is said of requests while they strike.
 
-On a CPU these work: SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE and _DELAY (storage) and SGLANG_TEST_RETRACT.
-SGLANG_TEST_HICACHE_H2D_DELAY_CYCLES needs CUDA: on a CPU it ends the scheduler at the first load-back. --kv-canary
-needs a device with streams: with it 0.5.23 does not start on a CPU.
+On a CPU these work: SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE and _DELAY (storage), and SGLANG_TEST_RETRACT, which
+tests/model uses. SGLANG_TEST_HICACHE_H2D_DELAY_CYCLES needs CUDA: on a CPU it ends the scheduler at the first
+load-back. --kv-canary needs a device with streams: with it 0.5.23 does not start on a CPU.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Run:
     def prompt(self, tokens: int = 803) -> list[int]:
         return [self.chance.randrange(1, 1000) for _ in range(tokens)]
 
-    def ask(self, rid: str, prompt: list[int], new_tokens: int = 8) -> None:
-        sampling = {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True}
+    def ask(self, rid: str, prompt: list[int]) -> None:
+        sampling = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
         body = {"rid": rid, "input_ids": prompt, "sampling_params": sampling}
         self.answers[rid] = self.client.post("/generate", json=body).raise_for_status().json()["output_ids"]
 
@@ -101,8 +101,8 @@ def test_a_storage_that_fails_every_call_is_no_read(tmp_path: Path) -> None:
         run.flush()
         run.ask("again", a)
         found = run.verdicts()
-    print(found["again"].sentence, found["again"].notes)
     assert found["again"].grade is Grade.RECOMPUTED and found["again"].tokens.l3 == 0
+    assert found["again"].sentence.endswith("storage (L3): the look-up found nothing from token 0 on")
 
 
 def test_a_storage_that_is_slow_is_read_all_the_same(tmp_path: Path) -> None:
@@ -113,21 +113,8 @@ def test_a_storage_that_is_slow_is_read_all_the_same(tmp_path: Path) -> None:
         run.flush()
         run.ask("again", a)
         found = run.verdicts()
-    print(found["again"].sentence, found["again"].notes)
     assert found["again"].sentence == "L3 read confirmed" and found["again"].tokens.l3 == 800
     assert run.answers["again"] == run.answers["a"]
-
-
-def test_a_request_that_is_retracted_again_and_again_has_its_tokens_once(tmp_path: Path) -> None:
-    with serving(tmp_path, SGLANG_TEST_RETRACT="1", SGLANG_TEST_RETRACT_INTERVAL="3") as run:
-        a = run.prompt()
-        run.ask("a", a)
-        run.evict()
-        run.ask("c", a, 12)
-        found = run.verdicts()
-    print({rid: (v.attempt, v.sentence, v.tokens, v.notes) for rid, v in found.items() if rid in ("a", "c")})
-    tokens = found["c"].tokens
-    assert tokens.l1 + tokens.l2 + tokens.l3 + tokens.recomputed + tokens.unknown >= 803
 
 
 def test_the_delay_that_needs_cuda_ends_the_scheduler_and_nothing_is_claimed(tmp_path: Path) -> None:
@@ -138,5 +125,5 @@ def test_the_delay_that_needs_cuda_ends_the_scheduler_and_nothing_is_claimed(tmp
         with pytest.raises(httpx.HTTPError):
             run.ask("c", a)
         found = run.verdicts()
-    print(found["c"].sentence, found["c"].grade, found["c"].notes)
-    assert found["c"].grade not in (Grade.CONFIRMED, Grade.VERIFIED)
+    assert found["c"].grade is Grade.UNKNOWN
+    assert any("its completion was not recorded" in note for note in found["c"].notes)
