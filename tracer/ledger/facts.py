@@ -334,6 +334,8 @@ class MatchedNode(msgspec.Struct, frozen=True):
     was seen for something else, too."""
     computed: Moment | None = None
     """The prefill pass that computed it, when that is what made it resident."""
+    doubt: bool = False
+    """Its number was seen for other positions, or another prefix."""
 
 
 class MatchFact(msgspec.Struct, frozen=True):

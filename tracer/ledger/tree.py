@@ -395,6 +395,7 @@ class TreeView:
                     same_prefix=same_prefix(shared, step.end, grid),
                     known=node.known and not node.doubt,
                     computed=node.computed,
+                    doubt=node.doubt,
                 )
             )
         return tuple(found)

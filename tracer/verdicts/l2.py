@@ -238,6 +238,8 @@ def _resident_l2(
         evidence.miss(Link.RESIDENT_L2, "the recorded path is shorter than what was matched", match.moment)
     elif above is not None:
         evidence.miss(Link.RESIDENT_L2, f"node {above.node} was in L1 at the match", match.moment)
+    elif any(node.doubt and node.start < end and start < node.end for node in match.nodes):
+        evidence.miss(Link.RESIDENT_L2, "a matched node's number was seen for something else, too", match.moment)
     elif load.freed_while_loading:
         evidence.miss(Link.RESIDENT_L2, "host slots were given back while they were being read", load.queued, load.done)
     else:

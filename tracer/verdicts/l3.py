@@ -60,6 +60,10 @@ def unfounded(view: InstanceView, prefetch: Prefetch) -> str | None:
     asked = next((t for t in tries if t.moment == prefetch.asked), None)
     if asked is None or asked.what != "issued":
         return "a prefetch ended that was not seen to be asked for"
+    if not any(r.rid == prefetch.rid and r.queued.seq < asked.moment.seq for r in view.instance.requests):
+        return "the prefetch was asked for before its request was queued"
+    if any(asked.moment.seq < epoch.begin.seq < prefetch.done.seq for epoch in view.instance.epochs):
+        return "the cache was reset after the prefetch was asked for"
     if asked.start != prefetch.start or prefetch.completed > asked.tokens:
         return "the prefetch ended for other tokens than it was asked for"
     if prefetch.completed != prefetch.existing + prefetch.loaded or prefetch.completed != sum(
