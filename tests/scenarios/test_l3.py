@@ -6,7 +6,7 @@ S21 to S24 are also run on a real server: tests/live/test_storage.py.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -207,12 +207,12 @@ def read_from_storage(
     drop: type[ev.Event] | None = None,
     found: int | None = None,
     then: tuple[Any, ...] | None = None,
-    in_l1: bool = False,
+    bend: Callable[[list[ev.Event]], list[ev.Event]] = list,
     **changed: Any,
 ) -> RequestVerdict:
     """A, a flush, and A again: a prefetch brings ``stored`` tokens of it. ``changed``: fields of its end.
 
-    ``then``: happens before it.
+    ``then``: happens before it. ``bend``: what becomes of all events.
     """
     server = Server(0, page=16, l1=400, l2=800, quiet=True)
     server.emit(*TIER)
@@ -237,11 +237,7 @@ def read_from_storage(
     server.match = after_the_prefetch  # type: ignore[method-assign]
     server.serve([(REPEAT, A)])
     events = [event for event in server.events if drop is None or not isinstance(event, drop)]
-    if in_l1:
-        at = max(i for i, e in enumerate(events) if isinstance(e, ev.Matched))
-        path = tuple(step._replace(on_device=1) for step in events[at].path)
-        events[at] = dataclasses.replace(events[at], path=path)
-    return judge([journal_as_read(renumbered(events))]).verdicts[-1]
+    return judge([journal_as_read(renumbered(bend(events)))]).verdicts[-1]
 
 
 def test_what_storage_brought_for_the_request_is_an_l3_read() -> None:
@@ -274,8 +270,46 @@ def test_without_a_backend_by_the_events_an_l3_read_is_not_confirmed() -> None:
     assert "no storage backend was attached when the prefetch was asked for" in verdict.sentence
 
 
+def last(events: Sequence[ev.Event], kind: type[ev.Event]) -> int:
+    return max(i for i, event in enumerate(events) if isinstance(event, kind))
+
+
 def test_what_the_tree_says_is_in_l1_was_not_read_from_storage() -> None:
-    assert read_from_storage(in_l1=True).grade is not Grade.CONFIRMED
+    def in_l1(events: list[ev.Event]) -> list[ev.Event]:
+        at = last(events, ev.Matched)
+        path = tuple(step._replace(on_device=1) for step in events[at].path)
+        return [*events[:at], dataclasses.replace(events[at], path=path), *events[at + 1 :]]
+
+    assert read_from_storage(bend=in_l1).grade is not Grade.CONFIRMED
+
+
+def test_a_prefetch_that_was_asked_for_before_the_request_came_is_not_its_own() -> None:
+    def too_early(events: list[ev.Event]) -> list[ev.Event]:
+        asked_at, queued = last(events, ev.PrefetchAsked), last(events, ev.Queued)
+        early = dataclasses.replace(events[asked_at], t_ns=events[queued].t_ns)
+        return [*events[:queued], early, *events[queued:asked_at], *events[asked_at + 1 :]]
+
+    verdict = read_from_storage(bend=too_early)
+    assert verdict.grade is not Grade.CONFIRMED and "asked for before its request was queued" in verdict.sentence
+
+
+def test_a_prefetch_over_a_reset_confirms_nothing() -> None:
+    def reset(events: list[ev.Event]) -> list[ev.Event]:
+        at = last(events, ev.StorageLookedUp)
+        return [*events[:at], ev.Reset(0, events[at].t_ns, 1), *events[at:]]
+
+    verdict = read_from_storage(bend=reset)
+    assert verdict.grade is not Grade.CONFIRMED and "reset after the prefetch was asked for" in verdict.sentence
+
+
+def test_a_node_number_that_was_seen_for_something_else_confirms_nothing() -> None:
+    def twice(events: list[ev.Event]) -> list[ev.Event]:
+        at = last(events, ev.Matched)
+        path = (events[at].path[0]._replace(end=48),)
+        return [*events[:at], dataclasses.replace(events[at], req=0, purpose=2, path=path), *events[at:]]
+
+    verdict = read_from_storage(bend=twice)
+    assert verdict.grade is not Grade.CONFIRMED and "seen for something else, too" in verdict.sentence
 
 
 def test_a_policy_that_is_changed_is_no_new_attaching() -> None:
