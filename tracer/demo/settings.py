@@ -58,9 +58,10 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     "dp-2": Setting(DemoOptions(dp_size=2)),
     "mla": Setting(DemoOptions(model="dsv2")),
     "mla-kernel-page_first": Setting(DemoOptions(model="dsv2", io_backend="kernel", mem_layout="page_first")),
-    "sliding-window": Setting(DemoOptions(model="mellum", server_args=_WINDOW)),
+    # A match ends where the whole window before it is there: at the end of what was sent, not where prompts part.
+    "sliding-window": Setting(DemoOptions(model="mellum", server_args=_WINDOW, turns=True)),
     "sliding-window-kernel-page_first": Setting(
-        DemoOptions(model="mellum", server_args=_WINDOW, io_backend="kernel", mem_layout="page_first")
+        DemoOptions(model="mellum", server_args=_WINDOW, io_backend="kernel", mem_layout="page_first", turns=True)
     ),
     "conv-state": Setting(
         DemoOptions(
