@@ -69,7 +69,9 @@ def _prompt(chance: random.Random, stems: Sequence[Sequence[int]]) -> list[int]:
 
 def _client(url: str, seed: int, stems: Sequence[Sequence[int]], load: Load, stop: threading.Event) -> None:
     chance = random.Random(seed)
-    with httpx.Client(base_url=url, trust_env=False, timeout=60.0) as http:
+    # A kept connection may be closed by the server just when it is used again: no failure of the server's.
+    limits = httpx.Limits(max_keepalive_connections=0)
+    with httpx.Client(base_url=url, trust_env=False, timeout=60.0, limits=limits) as http:
         while not stop.is_set():
             sampling = {"temperature": 0, "max_new_tokens": chance.choice((1, 4, 16)), "ignore_eos": True}
             body = {"input_ids": _prompt(chance, stems), "sampling_params": sampling, "stream": True}
