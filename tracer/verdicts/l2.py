@@ -97,6 +97,8 @@ def _born(evidence: Evidence, view: InstanceView, backup: Backup | None, load: L
         residency
         for residency in view.l1_of(backup.owner, backup.epoch)
         if residency.since.kind in ("Inserted", AT_ATTACH) and residency.since.seq < (backup.acked or load.queued).seq
+        # What is computed only after its copy was queued is not what was copied.
+        if residency.computed is None or residency.computed.seq < backup.queued.seq
     ]
     if backup.owner is None or not covers(births, backup.start, backup.end):
         detail = "no recorded prefill put these tokens into L1 before they were backed up"
