@@ -227,3 +227,11 @@ def _swapped(a: ev.Event, b: ev.Event) -> list[ev.Event]:
 def test_found(name: str) -> None:
     make, rid = BENT[name]
     assert grades(make())[rid] is not Grade.CONFIRMED
+
+
+def test_a_prefill_that_was_launched_only_after_its_backup_was_queued() -> None:
+    prefill, queued = first(ev.Prefill, A), first(ev.BackupQueued, A)
+    rest = [e for e in EVENTS if e is not prefill]
+    at = rest.index(queued) + 1
+    moved = renumbered([*rest[:at], dataclasses.replace(prefill, t_ns=queued.t_ns), *rest[at:]])
+    assert grades(moved)[C] is not Grade.CONFIRMED
