@@ -13,7 +13,7 @@ import platform
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,21 @@ class LoadAttempt:
         self.other_pools = False
         self.load_called = False
         self.load_failed = False
+
+
+class Launch:
+    """A copy that the controller launched, and what of it the claims are about."""
+
+    __slots__ = ("ack", "nodes", "size", "tokens")
+
+    def __init__(self, ack: Any, nodes: Sequence[int], tokens: int, size: int) -> None:
+        self.ack = ack
+        """SGLang's own acknowledgement of it, kept alive: it is known by its ``id``."""
+        self.nodes = nodes
+        """Those of which full-attention KV is copied."""
+        self.tokens = tokens
+        self.size = size
+        """Bytes, of all pools that take part."""
 
 
 class ThreadLoad:
@@ -119,7 +134,7 @@ class Witness:
         self.evict_calls: list[int] = []
         self.nodes_at_hand: dict[int, Any] = {}
         """Node objects by id, while a function that got them runs: the controller is told ids only."""
-        self.submissions: list[tuple[Any, int, int]] | None = None
+        self.submissions: list[Launch] | None = None
         """Copies launched inside the ``write`` that is running: they are recorded after it."""
         self.staged: list[tuple[int, int, int, int]] = []
         """write_back: nodes that left the tree's L1 and whose copy is not complete."""
@@ -133,7 +148,7 @@ class Witness:
         self.chains: dict[str, Chain] = {}
         self.batches: dict[str, deque[int]] = {}
         self.transfer_of_write: dict[int, tuple[int, Any]] = {}
-        self.transfer_of_load: dict[int, tuple[int, Any, int, int]] = {}
+        self.transfer_of_load: dict[int, tuple[int, Launch]] = {}
         self.storage_starts: dict[str, int] = {}
         """HiRadixCache: request id -> position from which on its prefetch was asked for."""
         self.handed_over: dict[int, int] = {}

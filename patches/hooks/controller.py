@@ -30,7 +30,7 @@ from kvwitness.patches.schema.events import (
     Tail,
     TransferStarted,
 )
-from kvwitness.patches.witness import Witness
+from kvwitness.patches.witness import Launch, Witness
 
 BASE = "sglang.srt.managers.cache_controller"
 HYBRID = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller"
@@ -38,7 +38,7 @@ UNIFIED_TREE = "sglang.srt.mem_cache.unified_radix_cache"
 HIRADIX_TREE = "sglang.srt.mem_cache.hiradix_cache"
 
 _OF_STATES = -1
-"""In place of a transfer's number: the launch had no full-attention KV in it."""
+"""In place of a transfer's number: there was no full-attention KV in it (recurrent states or window KV alone)."""
 
 # --- backup ------------------------------------------------------------------------------------------
 
@@ -65,8 +65,8 @@ def _after_write(w: Witness, token: Any, result: Any, args: Args, kwargs: Kwargs
             w.emit(BackupQueued, req, node, start, end, tokens, int(bool(w.evict_calls)), tail=w.slot_runs(result))
             threads.write_handed_over(w, node, tokens)
     # What was launched inside is recorded now that it is known what for.
-    for ack, number, size in token[1]:
-        _write_started(w, ack, number, size)
+    for launch in token[1]:
+        _write_started(w, launch)
 
 
 def _enter_start_writing(w: Witness, args: Args, kwargs: Kwargs) -> Any:
@@ -76,7 +76,7 @@ def _enter_start_writing(w: Witness, args: Args, kwargs: Kwargs) -> Any:
     copies.forget(w, Direction.D2H)
     if w.digester is not None and controller is w.controller:
         w.digester.queued(Direction.D2H, controller.write_queue)
-    return (controller.ack_write_queue[-1] if controller.ack_write_queue else None), _tokens(controller.write_queue)
+    return (controller.ack_write_queue[-1] if controller.ack_write_queue else None), _waiting(controller.write_queue)
 
 
 def _after_start_writing(w: Witness, token: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
@@ -87,17 +87,21 @@ def _after_start_writing(w: Witness, token: Any, result: Any, args: Args, kwargs
     ack = queue[-1]
     if w.digester is not None:
         w.digester.launched(ack)
-    tokens, size = _figures(w, ack, Direction.D2H, waiting)
+    launch = _launch(w, ack, Direction.D2H, *waiting)
     if w.submissions is not None:
-        w.submissions.append((ack, tokens, size))
+        w.submissions.append(launch)
     else:
-        _write_started(w, ack, tokens, size)
+        _write_started(w, launch)
 
 
-def _write_started(w: Witness, ack: Any, tokens: int, size: int) -> None:
-    transfer = _started(w, ack, Direction.D2H, tokens, size)
+def _write_started(w: Witness, launch: Launch) -> None:
+    ack = launch.ack
     for node in ack.node_ids:
-        w.transfer_of_write[node] = (transfer, ack)
+        w.transfer_of_write[node] = (_OF_STATES, ack)
+    if launch.tokens:
+        transfer = _started(w, Direction.D2H, launch)
+        for node in launch.nodes:
+            w.transfer_of_write[node] = (transfer, ack)
 
 
 # --- load --------------------------------------------------------------------------------------------
@@ -131,7 +135,7 @@ def _enter_start_loading(w: Witness, args: Args, kwargs: Kwargs) -> Any:
     copies.forget(w, Direction.H2D)
     if w.digester is not None and controller is w.controller:
         w.digester.queued(Direction.H2D, controller.load_queue)
-    return (controller.ack_load_queue[-1] if controller.ack_load_queue else None), _tokens(controller.load_queue)
+    return (controller.ack_load_queue[-1] if controller.ack_load_queue else None), _waiting(controller.load_queue)
 
 
 def _after_start_loading(w: Witness, token: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
@@ -141,34 +145,41 @@ def _after_start_loading(w: Witness, token: Any, result: Any, args: Args, kwargs
         ack = queue[-1]
         if w.digester is not None:
             w.digester.launched(ack)
-        tokens, size = _figures(w, ack, Direction.H2D, waiting)
-        if not tokens:
-            # It brings back recurrent states only: no transfer of what the claims are about.
-            w.transfer_of_load[id(ack)] = (_OF_STATES, ack, 0, 0)
-            return
-        w.transfer_of_load[id(ack)] = (_started(w, ack, Direction.H2D, tokens, size), ack, tokens, size)
+        launch = _launch(w, ack, Direction.H2D, *waiting)
+        w.transfer_of_load[id(ack)] = (_started(w, Direction.H2D, launch) if launch.tokens else _OF_STATES, launch)
 
 
 # --- launch and completion ---------------------------------------------------------------------------
 
 
-def _tokens(operations: Any) -> int:
-    return sum(len(operation.device_indices) for operation in operations)
+def _waiting(operations: Any) -> tuple[int, list[int]]:
+    """Tokens of full-attention KV in what waits, and the nodes of which there is none: they are no part of the claims.
+
+    A hybrid model's recurrent states, or its window KV, are also copied alone.
+    """
+    tokens, without = 0, []
+    for operation in operations:
+        size = len(operation.device_indices)
+        tokens += size
+        if not size:
+            without += operation.node_ids
+    return tokens, without
 
 
-def _figures(w: Witness, ack: Any, direction: int, waiting: int) -> tuple[int, int]:
-    """Tokens and bytes of a launched copy."""
+def _launch(w: Witness, ack: Any, direction: int, waiting: int, without: list[int]) -> Launch:
     tokens = int(getattr(ack, "num_tokens", 0)) or waiting
     size = getattr(ack, "num_bytes", None)
-    return tokens, copies.bytes_called(w, direction) if size is None else int(size)
+    size = copies.bytes_called(w, direction) if size is None else int(size)
+    nodes = [node for node in ack.node_ids if node not in without] if without else ack.node_ids
+    return Launch(ack, nodes, tokens, size)
 
 
-def _started(w: Witness, ack: Any, direction: int, tokens: int, size: int) -> int:
+def _started(w: Witness, direction: int, launch: Launch) -> int:
     transfer = w.next_transfer()
-    timed = int(getattr(ack, "timing_enabled", False))
-    w.emit(TransferStarted, transfer, direction, tokens, size, timed, tail=Tail.ints(ack.node_ids))
+    timed = int(getattr(launch.ack, "timing_enabled", False))
+    w.emit(TransferStarted, transfer, direction, launch.tokens, launch.size, timed, tail=Tail.ints(launch.nodes))
     if w.digester is not None:
-        w.digester.named(ack, transfer)
+        w.digester.named(launch.ack, transfer)
     return transfer
 
 
@@ -181,6 +192,8 @@ def _duration_ns(ack: Any) -> int:
 
 def _write_acked(w: Witness, node: int) -> None:
     transfer, ack = w.transfer_of_write.pop(node, (0, None))
+    if transfer == _OF_STATES:
+        return
     w.emit(BackupAcked, transfer, node, -1 if ack is None else _duration_ns(ack))
 
 
@@ -224,10 +237,12 @@ def _after_loading_check(w: Witness, token: Any, result: Any, args: Args, kwargs
     for ack in token:
         if id(ack) in left:
             continue
-        transfer, _, tokens, size = w.transfer_of_load.pop(id(ack), (0, None, 0, 0))
+        unseen = 0, Launch(ack, ack.node_ids, 0, 0)
+        transfer, launch = w.transfer_of_load.pop(id(ack), unseen)
         if transfer == _OF_STATES:
             continue
-        w.emit(LoadDone, transfer, tokens, size, _duration_ns(ack), tail=Tail.ints(ack.node_ids))
+        nodes = Tail.ints(launch.nodes)
+        w.emit(LoadDone, transfer, launch.tokens, launch.size, _duration_ns(ack), tail=nodes)
 
 
 # --- declarations ------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from kvwitness.patches.schema.events import (
 from kvwitness.patches.standby.snapshot import Walk
 from kvwitness.patches.standby.swap import Swaps
 from kvwitness.patches.standby.trees import reader_for
-from kvwitness.patches.witness import Witness
+from kvwitness.patches.witness import Launch, Witness
 
 logger = logging.getLogger("kvwitness")
 
@@ -211,12 +211,15 @@ class Attachment:
         ):
             for operation in queue:
                 tokens = len(operation.device_indices)
+                if not tokens:  # Recurrent states or window KV alone: no part of the launch that is recorded.
+                    continue
                 w.emit(InFlight, 0, direction, tokens, 0, tail=Tail.ints(operation.node_ids))
             for ack in acks:
                 transfer, tokens = w.next_transfer(), int(getattr(ack, "num_tokens", 0))
                 w.emit(InFlight, transfer, direction, tokens, 1, tail=Tail.ints(ack.node_ids))
                 if direction == Direction.H2D:
-                    w.transfer_of_load[id(ack)] = (transfer, ack, tokens, int(getattr(ack, "num_bytes", 0)))
+                    launch = Launch(ack, ack.node_ids, tokens, int(getattr(ack, "num_bytes", 0)))
+                    w.transfer_of_load[id(ack)] = (transfer, launch)
                 else:
                     w.transfer_of_write.update((node, (transfer, ack)) for node in ack.node_ids)
 

@@ -15,6 +15,8 @@ import pytest
 
 from kvwitness.patches.contract import HIMAMBA
 from kvwitness.patches.schema.events import (
+    BackupAcked,
+    BackupQueued,
     Cause,
     EvictBegin,
     EvictedL1,
@@ -49,9 +51,28 @@ class Node(old.Node):
 class Controller(old.Controller):
     """Moves states along with the KV, or alone."""
 
-    write = old.Controller.write
     load = old.Controller.load
-    start_loading = old.Controller.start_loading
+
+    def write(self, device_indices: old.Slots, priority: int | None = None, node_id: int = -1) -> Any:
+        slots = self.mem_pool_host.alloc(len(device_indices))
+        self.write_queue.append(SimpleNamespace(host_indices=slots, device_indices=device_indices, node_ids=[node_id]))
+        return slots
+
+    def start_writing(self) -> None:
+        merge(self.write_queue, self.ack_write_queue)
+
+    def start_loading(self) -> int:
+        merge(self.load_queue, self.ack_load_queue)
+        return 0
+
+
+def merge(queue: list[Any], acks: list[Any]) -> None:
+    """What waits is one copy with one acknowledgement; the bytes are those of all pools."""
+    if queue:
+        nodes = [node for operation in queue for node in operation.node_ids]
+        tokens = sum(len(operation.device_indices) for operation in queue)
+        acks.append(SimpleNamespace(node_ids=nodes, num_tokens=tokens, num_bytes=tokens * 32 + 8 * len(nodes)))
+        queue.clear()
 
 
 class Mamba(old.Radix):
@@ -75,6 +96,7 @@ class HiMamba(Mamba):
         self.token_to_kv_pool_allocator = SimpleNamespace(size=100)
         self.cache_controller = Controller(kv)
         self.ongoing_load_back: dict[int, Node] = {}
+        self.ongoing_write_through: dict[int, Node] = {}
         self.load_back_threshold = 10
         self.full_evictable_size_ = 0
         super().__init__()
@@ -153,6 +175,17 @@ class HiMamba(Mamba):
         node.mamba_value = node.mamba_host_value
         self.ongoing_load_back[node.id] = node
         return loaded
+
+    def write_backup(self, node: Node, write_back: bool = False) -> int:
+        """Without its KV, where that is in L2 already."""
+        slots = node.value if node.host_value is None else old.Slots()
+        node.host_value = self.cache_controller.write(device_indices=slots, node_id=node.id)
+        self.ongoing_write_through[node.id] = node
+        return len(slots or ())
+
+    def writing_check(self, write_back: bool = False) -> None:
+        self.cache_controller.ack_write_queue.clear()
+        self.ongoing_write_through.clear()
 
     def loading_check(self) -> None:
         self.cache_controller.ack_load_queue.clear()
@@ -284,7 +317,7 @@ def test_a_load_of_kv_and_state_is_one_of_kv(watched: Witness, tmp_path: Path) -
     assert (queued.start, queued.end) == (0, 16)
     assert (decided.promised, decided.loaded, decided.reason) == (16, 16, Refusal.NONE)
     started, done = old.events(tmp_path, TransferStarted, LoadDone)
-    assert (started.transfer, started.tokens) == (done.transfer, done.tokens) and done.bytes == 16 * 32
+    assert (started.transfer, started.tokens) == (done.transfer, done.tokens) and done.bytes == 16 * 32 + 8
 
 
 def test_a_load_of_a_state_alone_is_no_transfer(watched: Witness, tmp_path: Path) -> None:
@@ -294,3 +327,42 @@ def test_a_load_of_a_state_alone_is_no_transfer(watched: Witness, tmp_path: Path
     load(built, node)
     assert not old.events(tmp_path, LoadQueued, LoadBackDecided, TransferStarted, LoadDone)
     assert watched.transfer_of_load == {}
+
+
+@pytest.mark.parametrize("order", [(1, 2, 3), (3, 2, 1), (2, 1), (2,)], ids=str)
+def test_a_node_whose_state_alone_is_loaded_is_no_part_of_the_copy(
+    watched: Witness, tmp_path: Path, order: tuple[int, ...]
+) -> None:
+    built = HiMamba(None, None)
+    nodes = {number: built.add(number, built.root_node, 4 * number, host=True) for number in order}
+    for number, node in nodes.items():
+        node.value, node.mamba_host_value = node.value if number == 2 else None, old.Slots([0])
+        built.init_load_back(SimpleNamespace(best_match_node=node, host_hit_length=1, req=None))
+    built.cache_controller.start_loading()
+    built.loading_check()
+    with_kv = tuple(number for number in order if number != 2)
+    copies = old.events(tmp_path, TransferStarted, LoadDone)
+    assert [(c.nodes, c.tokens, c.bytes) for c in copies] == (
+        2 * [(with_kv, 4 * sum(with_kv), 4 * sum(with_kv) * 32 + 8 * len(order))] if with_kv else []
+    )
+    assert watched.transfer_of_load == {}
+
+
+@pytest.mark.parametrize("order", [(1, 2, 3), (3, 2, 1), (2, 1), (2,)], ids=str)
+def test_a_node_whose_state_alone_is_backed_up_is_no_part_of_the_copy(
+    watched: Witness, tmp_path: Path, order: tuple[int, ...]
+) -> None:
+    """SGLang 0.5.23 does it with window KV that had left L2 or never was there: 0 tokens are queued."""
+    built = HiMamba(None, None)
+    for number in order:
+        built.write_backup(built.add(number, built.root_node, 4 * number, host=number == 2))
+    built.cache_controller.start_writing()
+    built.writing_check()
+    with_kv = tuple(number for number in order if number != 2)
+    started = old.events(tmp_path, TransferStarted)
+    assert [(s.nodes, s.tokens) for s in started] == ([(with_kv, 4 * sum(with_kv))] if with_kv else [])
+    assert tuple(e.node for e in old.events(tmp_path, BackupQueued)) == with_kv
+    assert [(e.node, e.transfer) for e in old.events(tmp_path, BackupAcked)] == [
+        (number, started[0].transfer) for number in with_kv
+    ]
+    assert watched.transfer_of_write == {}
