@@ -189,7 +189,8 @@ class Memory:
 @contextmanager
 def _watched(data: Path, log: Path) -> Iterator[psutil.Process]:
     """``kvwitness watch`` on it all the while: its memory must not grow with what it has seen."""
-    command = [Path(sys.executable).with_name("kvwitness"), "watch", "--dir", str(data), "--listen", "off", "--json"]
+    product = [sys.executable, "-c", "from kvwitness.tracer.cli import main; main()"]
+    command = [*product, "watch", "--dir", str(data), "--listen", "off", "--json"]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
         try:
