@@ -22,6 +22,8 @@ class Unseen:
         self._digests: dict[int, ev.ResidentDigests] = {}
         self._chains: dict[int, Chain] = {}
         self._ends: dict[int, int] = {}
+        self._looking: bool | None = None
+        """Whether the look at what is there is under way; None before it."""
 
     def reset(self) -> None:
         """A new epoch: nothing of what was found is there any more."""
@@ -31,6 +33,21 @@ class Unseen:
         self._digests.clear()
         self._chains.clear()
         self._ends.clear()
+
+    # --- the look itself -----------------------------------------------------------------------------
+
+    def begin(self) -> bool:
+        """Whether it can begin now: a journal has one."""
+        before, self._looking = self._looking, True
+        return before is None
+
+    def end(self) -> None:
+        """All was looked at, or the tree is another one."""
+        self._looking = False
+
+    def outside(self, event: ev.Event) -> str | None:
+        """Why something cannot have been found now, in words."""
+        return None if self._looking else f"event {event.seq} tells what was found, and nobody was looking"
 
     # --- copies --------------------------------------------------------------------------------------
 
@@ -77,6 +94,10 @@ class Unseen:
     def digests(self, event: ev.ResidentDigests) -> None:
         """Digests of a node that is about to be found."""
         self._digests[event.node] = event
+
+    def unsound(self, node: int) -> None:
+        """What was told of a node contradicts itself: nothing is built on it."""
+        self._chains.pop(node, None)
 
     def chain_of(self, event: ev.ResidentNode) -> Chain | None:
         """The prefix that ends with a node that was found; None where it was not recorded without a hole."""

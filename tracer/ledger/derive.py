@@ -94,6 +94,8 @@ class Ledger:
         """Usable copies in these slots."""
         self._evicting_host: tuple[ev.EvictHostBegin, ft.Moment] | None = None
         self._rejections: list[ft.Rejection] = []
+        self._inserting: dict[int, tuple[int, Content]] = {}
+        """Node -> request and content of a backup since the last insert of which only the next one says whose it is."""
         self._prefetches: list[ft.Prefetch] = []
         self._asked: dict[str, ft.Moment] = {}
         self._residencies: list[ft.Residency] = []
@@ -165,6 +167,7 @@ class Ledger:
             ev.WaitingAtAttach: self._waiting_at_attach,
             ev.ResidentDigests: self._resident_digests,
             ev.ResidentNode: self._resident_node,
+            ev.SnapshotEnd: self._snapshot_end,
         }
 
     def take(self, events: Iterable[ev.Event]) -> None:
@@ -242,6 +245,7 @@ class Ledger:
         self._host = HostView(page, self._residencies.append, self._host.available)
         self._pending_backups.clear()
         self._pending_loads.clear()
+        self._inserting.clear()
         self._lost_while_copying(None)
         self._copying.clear()
         self._attached.reset()
@@ -272,6 +276,8 @@ class Ledger:
         if before is not None and before.released is None and not event.retracted:
             # Two requests with one id at a time: nobody can tell whose events follow.
             before.shared_id = request.shared_id = True
+        if before is not None:
+            self._asked.pop(rid, None)  # Storage is asked anew; an answer to what was asked before is none.
         self._open[rid] = request
         self._requests.append(request)
 
@@ -408,12 +414,21 @@ class Ledger:
         if computed is not None and self._epochs and computed.moment.seq < self._epochs[-1].begin.seq:
             computed = None  # Computed into a cache that was emptied since.
         chain = self._chain(event.req)
+        self._copied_while_inserting(event, chain)
         self._undigested(event, chain)
         self._tree.inserted(event.path, chain, self._name(event.req), computed, moment)
         self._compare(event.path, moment)
         if chain is not None and chain.grid:
             for digest in chain.cells[: event.key_tokens // chain.grid]:
                 self._seen_cells[digest] = (chain.rid, self._epoch)
+
+    def _copied_while_inserting(self, event: ev.Inserted, chain: Chain | None) -> None:
+        """A new node is backed up inside the insert that makes it: only the insert's end says whose prefix it holds."""
+        for step in event.path if self._inserting else ():
+            req, content = self._inserting.get(step.node, (0, None))
+            if content is not None and req == event.req and (step.start, step.end) == (content.start, content.end):
+                content.chain = chain
+        self._inserting.clear()
 
     def _evict_begin(self, event: ev.EvictBegin, moment: ft.Moment) -> None:
         rids = tuple(self._texts.get(number, f"#{number}") for number in event.reqs)
@@ -457,8 +472,10 @@ class Ledger:
     # --- L2 ------------------------------------------------------------------------------------------
 
     def _backup_queued(self, event: ev.BackupQueued, moment: ft.Moment) -> None:
-        chain = self._owner_of_backup(event)
+        chain = self._tree.owner(event.node)
         content = Content("backup", event.seq, self._epoch, chain, event.node, event.start, event.end)
+        if chain is None and not event.write_back:
+            self._inserting[event.node] = (event.req, content)
         backup = OpenBackup(event, self._epoch, self._name(event.req), content, moment)
         self._backups.append(backup)
         self._backup_nodes[event.seq] = event.node
@@ -472,13 +489,6 @@ class Ledger:
                 event.seq, f"the slots of backup {event.seq} were not allocated for it, or do not cover its tokens"
             )
         self._lost_while_copying(event.slots)
-
-    def _owner_of_backup(self, event: ev.BackupQueued) -> Chain | None:
-        """Whose prefix is copied: the node's owner, or the request that is being inserted right now."""
-        owner = self._tree.owner(event.node)
-        if owner is not None:
-            return owner
-        return None if event.write_back else self._chain(event.req)
 
     def _transfer_started(self, event: ev.TransferStarted, moment: ft.Moment) -> None:
         if event.direction not in self._launched:
@@ -756,12 +766,25 @@ class Ledger:
     # --- attached to a running server ----------------------------------------------------------------
 
     def _snapshot_begin(self, event: ev.SnapshotBegin, _: ft.Moment) -> None:
+        if not self._attached.begin():
+            self._gap(event.seq, "what was there before was looked at twice")
         wrong = self._host.count(event.available, 0)
         if wrong is not None:
             self._gaps.append((self._counted, event.seq, wrong))
         self._counted = event.seq
 
+    def _snapshot_end(self, _: ev.SnapshotEnd, __: ft.Moment) -> None:
+        self._attached.end()
+
+    def _outside(self, event: ev.Event) -> bool:
+        """Something is told that only a look at attach can find, and there is none."""
+        wrong = self._attached.outside(event)
+        if wrong is not None:
+            self._gap(event.seq, wrong)
+        return wrong is not None
+
     def _in_flight(self, event: ev.InFlight, _: ft.Moment) -> None:
+        self._outside(event)
         if event.launched and event.transfer in self._transfer_numbers:
             self._gap(event.seq, f"transfer {event.transfer} has the number of an earlier one")
         self._transfer_numbers.add(event.transfer)
@@ -774,6 +797,8 @@ class Ledger:
         self._attached.digests(event)
 
     def _resident_node(self, event: ev.ResidentNode, moment: ft.Moment) -> None:
+        if self._outside(event):
+            return
         chain = self._attached.chain_of(event)
         wrong = self._tree.seen_at_attach(event, chain, moment)
         slots: tuple[ev.Run, ...] = ()
@@ -786,6 +811,7 @@ class Ledger:
                 wrong = f"the slots that node {event.node} is said to have are taken, or are not its tokens"
         if wrong is not None:
             self._gap(event.seq, wrong)
+            self._attached.unsound(event.node)
         self._found.append(
             ft.Found(event.seq, self._epoch, event.node, event.start, event.end, event.l1, event.l2, slots, moment)
         )

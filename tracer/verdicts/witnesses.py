@@ -81,7 +81,9 @@ def _weigh_one(r: RangeVerdict, against: Sequence[CrossCheck], reports: Sequence
         text = "; ".join(f"{c.witness} says {c.theirs}, the events say {c.ours}" for c in against)
         link = LinkEvidence(Link.WITNESSES_AGREE, False, text, (), REMEDY[Link.WITNESSES_AGREE])
         r = msgspec.structs.replace(r, links=(*r.links, link))
-        if r.tier in (Tier.L1, Tier.L2, Tier.L3) and r.grade in (Grade.CONFIRMED, Grade.VERIFIED):
+        # That a read was corrupted rests on the same chain as that it took place; the suspicion stays its reason.
+        claimed = (Grade.CONFIRMED, Grade.VERIFIED, Grade.REFUTED)
+        if r.tier in (Tier.L1, Tier.L2, Tier.L3) and r.grade in claimed:
             return msgspec.structs.replace(r, grade=Grade.REPORTED, detail=f"witnesses disagree: {text}")
         return r
     if r.grade is Grade.CONSISTENT and _attributed(r, reports):

@@ -1,0 +1,137 @@
+"""False confirmations that later searches found: journals begun on a running server, storage, digests, inserts."""
+
+from __future__ import annotations
+
+import dataclasses
+import lzma
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from journal_tools import ABC, renumbered
+
+from kvwitness.collectors.journal import parse_journal, read_journal
+from kvwitness.patches.schema import events as ev
+from kvwitness.tracer.judgement import judge
+from kvwitness.tracer.model import Grade, Link, RequestVerdict, Tier
+from soundness.compare import compare, journal_as_read
+from soundness.extras import place
+from soundness.simulate import simulated
+
+DATA = Path(__file__).parent / "data"
+
+
+def recorded(name: str) -> list[ev.Event]:
+    return list(parse_journal(lzma.decompress((DATA / name).read_bytes()), "scheduler-1-1.kvwj").events)
+
+
+def judged(events: Sequence[ev.Event]) -> tuple[RequestVerdict, ...]:
+    """The verdicts; the oracle agrees with everything that is confirmed."""
+    assert compare(events).false == ()
+    return judge([journal_as_read(events)]).verdicts
+
+
+def confirmed(events: Sequence[ev.Event], tier: Tier) -> set[str]:
+    return {v.rid for v in judged(events) for r in v.ranges if r.tier is tier and r.grade is Grade.CONFIRMED}
+
+
+# --- what was found at attach ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slots", [(ev.Run(0, 0),), (ev.Run(64, 32),), (ev.Run(0, 12),)], ids=str)
+@pytest.mark.parametrize("seed", [6, 8, 19])
+def test_nothing_is_built_on_a_node_that_was_found_with_slots_that_are_not_its_tokens(
+    seed: int, slots: tuple[ev.Run, ...]
+) -> None:
+    events = simulated(seed, attached=True).events
+    parents = {e.parent for e in events if isinstance(e, ev.ResidentNode)}
+    at = next(i for i, e in enumerate(events) if isinstance(e, ev.ResidentNode) and e.l2 and e.node in parents)
+    before = confirmed(events, Tier.L1)
+    events[at] = dataclasses.replace(events[at], slots=slots)
+    assert confirmed(events, Tier.L1) < before
+
+
+def found(events: Sequence[ev.Event]) -> list[ev.Event]:
+    return [e for e in events if isinstance(e, ev.ResidentNode | ev.InFlight | ev.SnapshotBegin)]
+
+
+@pytest.mark.parametrize("kind", [ev.ResidentNode, ev.SnapshotBegin, ev.InFlight])
+def test_what_is_found_when_nobody_looks_is_a_sign_of_missing_events(kind: type[ev.Event]) -> None:
+    events = simulated(8, attached=True).events
+    at = next(i for i, e in enumerate(events) if isinstance(e, ev.SnapshotEnd)) + 3
+    again = next((e for e in found(events) if isinstance(e, kind)), ev.InFlight(0, 0, 0, ev.Direction.D2H, 16, 0, (9,)))
+    late = renumbered([*events[:at], dataclasses.replace(again, t_ns=events[at].t_ns), *events[at:]])
+    (facts,) = judge([journal_as_read(late)]).instances
+    told = [text for _, _, text in facts.gaps]
+    assert any("nobody was looking" in text or "looked at twice" in text for text in told), told
+    assert judged(late)
+
+
+def test_a_node_that_is_found_once_more_in_another_epoch_proves_nothing() -> None:
+    events = simulated(8, attached=True).events
+    there = [e for e in events if isinstance(e, ev.ResidentNode)][2]
+    started = [i for i, e in enumerate(events) if isinstance(e, ev.TransferStarted) and e.direction == ev.Direction.H2D]
+    at = started[-1]
+    assert confirmed(events, Tier.L2)
+    late = renumbered([*events[:at], dataclasses.replace(there, t_ns=events[at].t_ns), *events[at:]])
+    assert not confirmed(late, Tier.L2)
+
+
+# --- storage -----------------------------------------------------------------------------------------
+
+
+def test_what_was_asked_of_storage_before_a_retraction_is_not_answered_after_it() -> None:
+    """A request waits again; the prefetch that ends then was asked for by an attempt that is over."""
+    events = recorded("storage/mix-0.5.23-rust.kvwj.xz")
+    done = [e for e in events if isinstance(e, ev.PrefetchDone) and e.loaded][-1]
+    queued = [e for e in events if isinstance(e, ev.Queued) and e.req == done.req][-1]
+    begin = done.start + done.existing
+
+    def behind() -> dict[str, list[Tier]]:
+        """Confirmed ranges of what that prefetch brought, by request."""
+        claims = [(v.rid, r) for v in judged(events) for r in v.ranges if r.grade is Grade.CONFIRMED]
+        return {rid: [r.tier for name, r in claims if name == rid and r.start >= begin] for rid, _ in claims}
+
+    assert behind() == {"head": [], "mix": [Tier.L3], "above": [Tier.L1], "below": [Tier.L2]}
+    place(events, done.seq - 1, (dataclasses.replace(queued, retracted=1),))
+    assert not any(behind().values())
+
+
+# --- inserts -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inserted", [False, True])
+def test_a_backup_is_of_the_prefix_whose_insert_leads_to_its_node(inserted: bool) -> None:
+    """C's slots are freed and written again for A, which ended long ago, in a node that no path leads to."""
+    events = list(read_journal(ABC).events)
+    load = next(e for e in events if isinstance(e, ev.LoadQueued))
+    old = next(e for e in events if isinstance(e, ev.BackupQueued) and e.slots == load.slots)
+    free = [e for e in events if isinstance(e, ev.HostAlloc) and e.seq < load.seq][-1].available
+    match = next(e for e in events if isinstance(e, ev.Matched) and e.req == load.req)
+    story: list[ev.Event] = [
+        ev.HostFree(0, 0, 0, 0, free + old.tokens, old.slots),
+        ev.HostAlloc(0, 0, 0, old.req, free, old.slots),
+        dataclasses.replace(old, node=777),
+        ev.TransferStarted(0, 0, 900, ev.Direction.D2H, old.tokens, old.tokens * 1024, 0, (777,)),
+        ev.BackupAcked(0, 0, 900, 777, -1),
+    ]
+    if inserted:
+        path = (ev.PathNode(777, old.start, old.end, 1),)
+        story.insert(3, ev.Inserted(0, 0, old.req, old.tokens, 0, 777, path))
+    place(events, match.seq - 1, story)
+    assert not confirmed(events, Tier.L2)
+
+
+# --- content -----------------------------------------------------------------------------------------
+
+
+def test_corruption_is_no_more_certain_than_the_read_itself() -> None:
+    """The server attributes the tokens otherwise: the page differs, and the claim is not made."""
+    events = [
+        dataclasses.replace(e, cached_host=e.cached_host - 16) if isinstance(e, ev.Released) and e.cached_host else e
+        for e in recorded("byte-flip-0.5.23-rust.kvwj.xz")
+    ]
+    c = judged(events)[-1]
+    assert (c.tier, c.grade) == (Tier.L2, Grade.REPORTED)
+    missing = {link.link: link.detail for r in c.ranges for link in r.missing}
+    assert "came back with other bytes in layer 2" in missing[Link.CONTENT] and Link.WITNESSES_AGREE in missing
