@@ -1,4 +1,7 @@
-"""The full protocol as it ran on the CPU stand (0.5.23): twenty rounds and their control, kept with the tests."""
+"""The full protocol, twenty rounds and their control, as it ran on the CPU stand (0.5.23) and on an H200.
+
+The latter: SGLang 0.5.17 (HiRadixCache), random weights of the shape of Qwen2.5 7B, prefixes of 12,000 tokens.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,13 @@ from kvwitness.tracer.bundle.read import parse_requests
 from .runs import CREATED
 
 RUN = FIXTURES / "protocol"
+GPU_RUN = FIXTURES / "protocol-gpu"
 
 
-def protocol_bundle(path: Path, folder: Path) -> Path:
+def protocol_bundle(path: Path, folder: Path, run: Path = RUN) -> Path:
     """A bundle of that run at ``path``; its journals are unpacked into ``folder``."""
-    control = _inputs(RUN / "control", folder / "control", None)
-    return write_bundle(path, _inputs(RUN, folder / "run", control)).path
+    control = _inputs(run / "control", folder / "control", None)
+    return write_bundle(path, _inputs(run, folder / "run", control)).path
 
 
 def _inputs(packed: Path, folder: Path, control: BundleInputs | None) -> BundleInputs:

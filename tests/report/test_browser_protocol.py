@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page
 
 from .browsers import opened, too_pale
 from .pages import html_of
-from .protocol_run import protocol_bundle
+from .protocol_run import GPU_RUN, protocol_bundle
 from .runs import bundle_of
 from .test_breakeven import times
 
@@ -21,11 +21,12 @@ LOOKS = [(1280, "light"), (400, "light"), (1280, "dark"), (400, "dark")]
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The pages of the protocol in both languages, and of a sweep."""
+    """The pages of the protocol in both languages, of that on a GPU, and of a sweep."""
     folder = tmp_path_factory.mktemp("reports")
     bundle = protocol_bundle(folder / "bundle", folder / "journals")
+    gpu = protocol_bundle(folder / "gpu", folder / "gpu-journals", GPU_RUN)
     sweep = bundle_of(folder / "sweep", times((10, 5, -5, -40)), journals=())
-    pages = {"en": html_of(bundle), "ru": html_of(bundle, "ru"), "sweep": html_of(sweep)}
+    pages = {"en": html_of(bundle), "ru": html_of(bundle, "ru"), "gpu": html_of(gpu), "sweep": html_of(sweep)}
     for name, html in pages.items():
         (folder / f"{name}.html").write_text(html, "utf-8")
     return {name: folder / f"{name}.html" for name in pages}
@@ -38,12 +39,28 @@ def page(request: pytest.FixtureRequest, browser: Browser, reports: dict[str, Pa
 
 
 @pytest.fixture(params=LOOKS, ids=lambda look: f"{look[0]}-{look[1]}")
+def gpu(request: pytest.FixtureRequest, browser: Browser, reports: dict[str, Path]) -> Iterator[Page]:
+    with opened(browser, reports["gpu"], *request.param) as found:
+        yield found
+
+
+@pytest.fixture(params=LOOKS, ids=lambda look: f"{look[0]}-{look[1]}")
 def sweep(request: pytest.FixtureRequest, browser: Browser, reports: dict[str, Path]) -> Iterator[Page]:
     with opened(browser, reports["sweep"], *request.param) as found:
         yield found
 
 
 def test_every_claim_chart_and_table_is_there(page: Page) -> None:
+    all_is_there(page)
+
+
+def test_a_run_on_a_gpu(gpu: Page) -> None:
+    all_is_there(gpu)
+    assert "11968 prompt tokens each" in gpu.inner_text("#claim")
+    assert "NVIDIA H200" in (gpu.text_content("#conditions") or "")
+
+
+def all_is_there(page: Page) -> None:
     claim = page.inner_text("#claim")
     assert "confirmed for 20 of 20 requests of series C" in claim
     assert "controlled: the same load without HiCache recomputed what C reused" in claim
