@@ -40,6 +40,15 @@ HIRADIX_TREE = "sglang.srt.mem_cache.hiradix_cache"
 _OF_STATES = -1
 """In place of a transfer's number: there was no full-attention KV in it (recurrent states or window KV alone)."""
 
+
+def _passes_through(w: Witness) -> bool:
+    """Host memory keeps nothing (``--hicache-host-memory-mode buffer_only``): what is written there goes on to storage.
+
+    Its copies have ids of their own, below zero, which the tree does not know.
+    """
+    return getattr(w.tree, "host_memory_mode", "cache") == "buffer_only"
+
+
 # --- backup ------------------------------------------------------------------------------------------
 
 
@@ -55,7 +64,7 @@ def _leave_write(w: Witness, token: Any) -> None:
 def _after_write(w: Witness, token: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
     controller = args[0]
     tokens = len(argument(args, kwargs, 1, "device_indices"))
-    if controller is w.controller and tokens:
+    if controller is w.controller and tokens and not _passes_through(w):
         node = int(argument(args, kwargs, 3, "node_id", -1))
         req = w.req_id(w.current_req())
         if result is None:
@@ -71,7 +80,7 @@ def _after_write(w: Witness, token: Any, result: Any, args: Args, kwargs: Kwargs
 
 def _enter_start_writing(w: Witness, args: Args, kwargs: Kwargs) -> Any:
     controller = args[0]
-    if not controller.write_queue:
+    if not controller.write_queue or _passes_through(w):
         return NOTHING
     copies.forget(w, Direction.D2H)
     if w.digester is not None and controller is w.controller:
@@ -120,9 +129,15 @@ def _after_load(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) -> 
     if result is None or tokens == 0:
         return
     node = int(argument(args, kwargs, 3, "node_id", -1))
-    # The tree loads the evicted end of the path: the positions are the last ones before the anchor's end.
-    end = w.span_of(node)[1]
-    start = end - tokens if end >= 0 else -1
+    if _passes_through(w):
+        # From storage: it continues what the request has in L1.
+        plan = getattr(attempt.req, "staged_prefetch_plan", None) if attempt is not None else None
+        start = -1 if plan is None else int(plan.device_prefix_len)
+        end = start + tokens if start >= 0 else -1
+    else:
+        # The tree loads the evicted end of the path: the positions are the last ones before the anchor's end.
+        end = w.span_of(node)[1]
+        start = end - tokens if end >= 0 else -1
     req = w.req_id(attempt.req if attempt is not None else None)
     w.emit(LoadQueued, req, node, start, end, tokens, tail=w.slot_runs(slots))
     threads.load_queued(w, node, tokens)
@@ -192,7 +207,7 @@ def _duration_ns(ack: Any) -> int:
 
 def _write_acked(w: Witness, node: int) -> None:
     transfer, ack = w.transfer_of_write.pop(node, (0, None))
-    if transfer == _OF_STATES:
+    if transfer == _OF_STATES or (not transfer and _passes_through(w)):
         return
     w.emit(BackupAcked, transfer, node, -1 if ack is None else _duration_ns(ack))
 

@@ -328,6 +328,29 @@ def test_each_dp_rank_has_its_own_backend(tmp_path: Path, release: str) -> None:
     assert sentences["one detached 1"].startswith("recomputed: ") and "L3" not in sentences["one detached 1"]
 
 
+def test_host_memory_that_is_only_a_way_through(tmp_path: Path) -> None:
+    """buffer_only: what comes from storage passes through host memory, and L2 is no tier."""
+    new = prompts(1603)
+    prompt = new()
+    storage = ("--hicache-storage-backend", "file", "--hicache-storage-prefetch-policy", "wait_complete")
+    stand = Stand("0.5.23", tmp_path, *storage, "--hicache-host-memory-mode", "buffer_only")
+    try:
+        stand.generate("a", prompt)
+        stand.generate("again", prompt)
+        stand.stored(0, 1600)
+        for number in range(6):
+            stand.generate(f"fill {number}", new())
+        stand.generate("c", prompt)
+    finally:
+        (journal,), verdicts = stand.stop()
+    assert not journal.gaps and derive(journal).gaps == () and derive(journal).hook_failures == {}
+    assert (verdicts["a"].sentence, verdicts["again"].sentence) == ("recomputed", "L1 read confirmed")
+    c = verdicts["c"]
+    assert (c.tier, c.grade, c.reason, c.tokens.l3) == (Tier.L3, Grade.REPORTED, Reason.INVALID_MODE, 1600)
+    assert "buffer_only: host memory is transit here, not a tier" in c.sentence
+    assert stand.answers["a"] == stand.answers["again"] == stand.answers["c"]
+
+
 def test_without_a_compiler_every_look_up_fails_and_says_so(tmp_path: Path) -> None:
     """S22: pages are written, no look-up is answered, and requests answer 200 with nothing cached."""
     prompt = prompts()()

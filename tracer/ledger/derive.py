@@ -589,7 +589,9 @@ class Ledger:
             self._gap(event.seq, "a load-back was queued for a request that was not matched")
         else:
             path = request.match.path
-            if request.admitted is not None or not tiles(path, event.start, event.end):
+            # What only passes through host memory is in no node until it is in L1.
+            found = tiles(path, event.start, event.end) or not self._host_is_a_tier()
+            if request.admitted is not None or not found:
                 self._gap(event.seq, "a load-back was queued for tokens that its request's match did not find")
         segments = tuple(self._with_tail(segment, path) for segment in segments)
         load = OpenLoad(event, self._epoch, rid, moment, segments, path)
@@ -601,6 +603,10 @@ class Ledger:
         self._pending_loads[event.node].append(load)
         if request is not None:
             request.loads.append(event.seq)
+
+    def _host_is_a_tier(self) -> bool:
+        """Whether host memory keeps anything: in SGLang's buffer_only mode it is a way through to storage."""
+        return self._facts.get("host_memory_mode") in (None, "cache")
 
     def _with_tail(self, segment: ft.LoadSegment, path: tuple[ev.PathNode, ...]) -> ft.LoadSegment:
         """Where the digests do not reach the segment's end, the radix match must lead to the node that was written."""
@@ -759,7 +765,8 @@ class Ledger:
         begin = event.start + event.existing
         kept = skip(event.slots, event.existing)
         content = Content("prefetch", event.seq, self._epoch, self._chain(event.req), -1, begin, begin + event.loaded)
-        content.usable = moment
+        if self._host_is_a_tier():
+            content.usable = moment
         if not self._host.written(kept, content):
             self._gap(event.seq, f"the slots of prefetch {event.seq} do not cover its tokens")
 

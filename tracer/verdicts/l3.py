@@ -23,7 +23,7 @@ from kvwitness.tracer.model import EventRef, Grade, Link, LinkEvidence, RangeVer
 from kvwitness.tracer.verdicts.links import REMEDY, Evidence
 from kvwitness.tracer.verdicts.view import InstanceView
 
-_NOT_READ = (Reason.RECOMPUTED, Reason.NEVER_BACKED_UP, Reason.LEFT_L2_BEFORE_READ)
+_NOT_READ = (Reason.RECOMPUTED, Reason.NEVER_BACKED_UP, Reason.LEFT_L2_BEFORE_READ, Reason.INVALID_MODE)
 
 
 class Story(msgspec.Struct, frozen=True):

@@ -146,10 +146,16 @@ def unsound_links(instance: InstanceFacts) -> dict[Link, str]:
     anchor = next((pool for pool in pools if pool.get("pool") == 0), None)
     if anchor is None or not anchor.get("hooked"):
         wrong.setdefault(Link.RESIDENT_L2, "the host pool's allocations are not seen in this configuration")
-    if instance.facts.get("host_memory_mode") not in (None, "cache"):
-        mode = instance.facts["host_memory_mode"]
+    mode = transit_mode(instance)
+    if mode is not None:
         wrong[Link.RESIDENT_L2] = f"host memory mode {mode}: host memory is transit here, not a tier"
     return wrong
+
+
+def transit_mode(instance: InstanceFacts) -> str | None:
+    """SGLang's name of the mode in which host memory is only a way through to storage; None where it is a tier."""
+    mode = instance.facts.get("host_memory_mode")
+    return None if mode in (None, "cache") else str(mode)
 
 
 def _unserved(instance: InstanceFacts, serving: Iterable[HookState]) -> str | None:

@@ -8,7 +8,7 @@ from kvwitness.tracer.model import Grade, Link, LinkEvidence, RangeVerdict, Reas
 from kvwitness.tracer.verdicts.changed import change_of
 from kvwitness.tracer.verdicts.components import missing_component
 from kvwitness.tracer.verdicts.l2 import covers
-from kvwitness.tracer.verdicts.links import Evidence
+from kvwitness.tracer.verdicts.links import Evidence, transit_mode
 from kvwitness.tracer.verdicts.rejections import last_rejection, rejected_words
 from kvwitness.tracer.verdicts.usage import Usage
 from kvwitness.tracer.verdicts.view import InstanceView, forgotten, owners_of
@@ -98,6 +98,11 @@ def _lost(view: InstanceView, request: RequestFacts, usage: Usage, start: int, e
         detail = f"what became of this prefix of request {prior} was before event {view.instance.remembers_from}, "
         detail += "and is not remembered any more"
         return _range(view, usage, start, end, Reason.RECOMPUTED, detail, ())
+    mode = transit_mode(view.instance)
+    if mode is not None:
+        detail = f"host memory mode {mode}: below L1 only storage (L3) keeps this prefix of request {prior}"
+        evidence.miss(Link.RESIDENT_L2, detail, match.moment)
+        return _range(view, usage, start, end, Reason.INVALID_MODE, detail, evidence.complete()[:1])
     before = match.moment.seq
     owners = owners_of(view, request)
     acked = [b for b in view.backups_of(owners, request.epoch) if b.end > start]

@@ -25,6 +25,7 @@ _WHY_RECOMPUTED = {
     Reason.NEVER_BACKED_UP: "never backed up to L2",
     Reason.LEFT_L2_BEFORE_READ: "left L2 before the read",
     Reason.RESIDENT_ELSEWHERE: "resident elsewhere",
+    Reason.INVALID_MODE: "L2 is no tier here",
 }
 
 
