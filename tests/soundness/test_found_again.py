@@ -16,7 +16,7 @@ from kvwitness.tracer.judgement import judge
 from kvwitness.tracer.model import Grade, Link, RequestVerdict, Tier
 from soundness.compare import compare, journal_as_read
 from soundness.extras import place
-from soundness.simulate import simulated
+from soundness.simulate import Server, simulated
 
 DATA = Path(__file__).parent / "data"
 
@@ -135,3 +135,23 @@ def test_corruption_is_no_more_certain_than_the_read_itself() -> None:
     assert (c.tier, c.grade) == (Tier.L2, Grade.REPORTED)
     missing = {link.link: link.detail for r in c.ranges for link in r.missing}
     assert "came back with other bytes in layer 2" in missing[Link.CONTENT] and Link.WITNESSES_AGREE in missing
+
+
+# --- an id that is used again ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rid", ["other", "again"])
+def test_an_earlier_use_of_an_id_gives_birth_to_nothing(rid: str) -> None:
+    """The prefill that computed what is read was not recorded; an earlier one under the same id does not replace it."""
+    server = Server(0, page=16, l1=96, l2=800, quiet=True)
+    first, second, fill = tuple(range(65)), tuple(range(500, 565)), tuple(range(1000, 1097))
+    for name, tokens in ((rid, first), ("again", second), ("fill", fill), ("c", second)):
+        server.serve([(name, tokens)])
+    assert "c" in confirmed(server.events, Tier.L2)
+    queued = [e for e in server.events if isinstance(e, ev.Queued)][1]
+    hidden = [
+        e
+        for e in server.events
+        if not (isinstance(e, ev.Prefill | ev.PrefillDone) and e.req == queued.req and e.seq > queued.seq)
+    ]
+    assert "c" not in confirmed(renumbered(hidden), Tier.L2)

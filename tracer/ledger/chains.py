@@ -13,6 +13,8 @@ class Chain:
     grid: int = 0
     cells: list[bytes] = field(default_factory=list)
     points: dict[int, bytes] = field(default_factory=dict)
+    since: int = 0
+    """The event that queued the request: an id can be used again, for another prompt."""
 
     def add_cells(self, grid: int, first: int, digests: tuple[bytes, ...]) -> bool:
         """Append recorded cells; False when they do not continue what is known (events missing)."""

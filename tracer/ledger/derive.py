@@ -270,7 +270,7 @@ class Ledger:
             self._attempts[rid] += 1
         else:
             self._attempts[rid] = 1
-            self._chains[rid] = Chain(rid)
+            self._chains[rid] = Chain(rid, since=event.seq)
         request = OpenRequest(rid, self._attempts[rid], self._epoch, event.prompt_tokens, moment, moment)
         before = self._open.get(rid)
         if before is not None and before.released is None and not event.retracted:

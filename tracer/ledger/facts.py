@@ -44,6 +44,8 @@ class Backup(msgspec.Struct, frozen=True):
     acked: Moment | None
     transfer: int | None
     duration_ns: int | None
+    owner_since: int = 0
+    """The event that queued ``owner``: an id can be used again."""
 
 
 class Victim(msgspec.Struct, frozen=True):
@@ -155,6 +157,8 @@ class Residency(msgspec.Struct, frozen=True):
     slots: tuple[Run, ...] = ()
     computed: Moment | None = None
     """L1: the prefill pass that computed it (None: a load-back brought it)."""
+    owner_since: int = 0
+    """The event that queued ``owner``: an id can be used again."""
 
 
 class Found(msgspec.Struct, frozen=True):

@@ -146,6 +146,7 @@ class HostView:
                 until=until,
                 backup=content.id if content.origin == "backup" else None,
                 slots=_runs([held[k] for k in stretch], self.page),
+                owner_since=content.chain.since if content.chain else 0,
             )
 
     def open(self, until: Moment | None = None) -> list[Residency]:

@@ -51,6 +51,7 @@ class OpenBackup:
             acked=self.acked,
             transfer=self.transfer,
             duration_ns=self.duration_ns,
+            owner_since=self.content.chain.since if self.content.chain else 0,
         )
 
 

@@ -283,6 +283,7 @@ class TreeView:
             since=since,
             until=until,
             computed=node.computed,
+            owner_since=node.chain.since if node.chain else 0,
         )
 
     def open(self) -> list[Residency]:

@@ -124,6 +124,7 @@ class _Stay(msgspec.Struct, frozen=True):
 
 
 _Stays = dict[str, list[_Stay]]
+_Cells = dict[tuple[str, int], tuple[str, ...]]
 
 
 def compare(journal: Journal, facts: InstanceFacts, ledger: RankLedger) -> Agreement:
@@ -143,33 +144,37 @@ def compare(journal: Journal, facts: InstanceFacts, ledger: RankLedger) -> Agree
     return Agreement(facts.instance, ledger.rank, ledger.cell_tokens, len(both), tuple(tiers), tuple(differences))
 
 
-def _cells_of_requests(journal: Journal) -> dict[str, tuple[str, ...]]:
-    """Request id -> the digests of its prompt's cells (of the last request, where an id was used twice)."""
+def _cells_of_requests(journal: Journal) -> _Cells:
+    """The digests of each prompt's cells, by the request's id and the event that queued it: ids are used again."""
     texts: dict[int, str] = {}
-    found: dict[str, list[str]] = {}
+    queued: dict[str, int] = {}
+    found: dict[tuple[str, int], list[str]] = {}
     for event in journal.events:
         if isinstance(event, ev.Text):
             texts[event.id] = event.text
+        elif isinstance(event, ev.Queued | ev.WaitingAtAttach) and event.req in texts and not event.retracted:
+            queued[texts[event.req]] = event.seq
         elif isinstance(event, ev.PrefixDigests) and event.req in texts:
-            cells = found.setdefault(texts[event.req], [])
+            rid = texts[event.req]
+            cells = found.setdefault((rid, queued.get(rid, 0)), [])
             del cells[event.first_cell :]
             cells.extend(digest.hex() for digest in event.digests)
-    return {rid: tuple(cells) for rid, cells in found.items()}
+    return {request: tuple(cells) for request, cells in found.items()}
 
 
-def _grid(journal_cells: dict[str, tuple[str, ...]], facts: InstanceFacts) -> int:
+def _grid(facts: InstanceFacts) -> int:
     page = facts.facts.get("page_size")
     page = page if isinstance(page, int) and page > 0 else 1
     return page * -(-16 // page)
 
 
-def _stays_by_hooks(facts: InstanceFacts, known: dict[str, tuple[str, ...]], tier: str) -> _Stays:
-    grid = _grid(known, facts)
+def _stays_by_hooks(facts: InstanceFacts, known: _Cells, tier: str) -> _Stays:
+    grid = _grid(facts)
     parts: dict[str, list[tuple[int, int, _Stay]]] = defaultdict(list)
     for stay in facts.residencies:
         if stay.tier != tier or stay.owner is None:
             continue
-        cells = known.get(stay.owner, ())
+        cells = known.get((stay.owner, stay.owner_since), ())
         one = _Stay(_wall(facts, stay.since), None if stay.until is None else _wall(facts, stay.until), stay.since.kind)
         for index in range(stay.start // grid, min(-(-stay.end // grid), len(cells))):
             begin, end = max(stay.start - index * grid, 0), min(stay.end - index * grid, grid)

@@ -97,7 +97,9 @@ def _born(evidence: Evidence, view: InstanceView, backup: Backup | None, load: L
     births = [
         residency
         for residency in view.l1_of(backup.owner, backup.epoch)
-        if residency.since.kind in ("Inserted", AT_ATTACH) and residency.since.seq < (backup.acked or load.queued).seq
+        if residency.owner_since == backup.owner_since
+        and residency.since.kind in ("Inserted", AT_ATTACH)
+        and residency.since.seq < (backup.acked or load.queued).seq
         # What is computed only after its copy was queued is not what was copied.
         if residency.computed is None or residency.computed.seq < backup.queued.seq
     ]
