@@ -239,7 +239,9 @@ def test_the_ledger_of_kv_events_and_that_of_hooks(release: str, policy: str, pa
     assert "unexplained" not in names
     events = next(witness for witness in outside["statement"]["witnesses"] if witness["name"] == "KV events")
     if release == "0.5.10.post1":
-        assert names == {"removal_not_sent", "no_events_for_tier"} and len(events["gaps"]) >= 2, events
+        # Its counters say nothing of what was copied to L2: that no event tells of L2 shows beside the hooks alone.
+        assert names == {"removal_not_sent", "no_events_for_tier"}
+        assert any("it has room for" in gap for gap in events["gaps"]), events
     else:
         assert all(tier["stays"] > 90 for tier in agreement["tiers"]) and events["gaps"] == []
 
