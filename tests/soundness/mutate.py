@@ -200,6 +200,29 @@ def retime(rng: random.Random, events: Events) -> str:
 # --- what records say --------------------------------------------------------------------------------
 
 
+def namesake(rng: random.Random, events: Events) -> str:
+    """A request has the id of an earlier one that has ended: clients use ids again."""
+    ended: list[int] = []
+    pairs: list[tuple[int, int]] = []
+    for event in events:
+        if isinstance(event, ev.Released) and event.state != ev.ReleaseState.RETRACTED:
+            ended.append(event.req)
+        elif isinstance(event, ev.Queued) and not event.retracted:
+            pairs += [(old, event.req) for old in ended if old != event.req]
+    if not pairs:
+        return "nothing"
+    old, new = rng.choice(pairs)
+    kept = [event for event in events if not (isinstance(event, ev.Text) and event.id == new)]
+    for at, event in enumerate(kept):
+        if getattr(event, "req", None) == new:
+            kept[at] = dataclasses.replace(event, req=old)  # type: ignore[call-arg]
+        elif isinstance(event, ev.EvictBegin) and new in event.reqs:
+            kept[at] = dataclasses.replace(event, reqs=tuple(old if r == new else r for r in event.reqs))
+    events[:] = kept
+    renumber(events)
+    return f"request {new} has the id of request {old}"
+
+
 def bend(rng: random.Random, events: Events) -> str:
     """One field of one event."""
     for _ in range(20):
@@ -358,5 +381,6 @@ MUTATIONS: list[Mutation] = [
     bend,
     bend_all_of,
     extras.insert,
+    namesake,
 ]
-WEIGHTS = [2, 6, 2, 1, 1, 4, 2, 6, 1, 1, 2, 16, 2, 12]
+WEIGHTS = [2, 6, 2, 1, 1, 4, 2, 6, 1, 1, 2, 16, 2, 12, 3]

@@ -156,7 +156,7 @@ def main() -> int:
     options = parser.parse_args()
     began = time.monotonic()
     # Every number but the first has two mutants.
-    numbers = list(range(options.first, options.first + -(-options.mutants // 2)))
+    numbers = list(range(options.first, options.first + -(-(options.mutants + (not options.first)) // 2)))
     jobs = [(numbers[at : at + 100], options.seed, options.only_storage) for at in range(0, len(numbers), 100)]
     tally = Tally()
     with multiprocessing.Pool(options.jobs, initializer=_leave_interrupts) as pool:
