@@ -286,8 +286,7 @@ def test_each_dp_rank_has_its_own_backend(tmp_path: Path, release: str) -> None:
     """Attaching fails on one rank, detaching on the other: nothing is taken back, and each rank is told by itself."""
     new = prompts()
     mine = [new(), new()]
-    two = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"} if release == "0.5.23" else {}
-    stand = Stand(release, tmp_path, dp_size=2, **two)
+    stand = Stand(release, tmp_path, dp_size=2)
 
     def each(name: str) -> None:
         for rank in (0, 1):

@@ -11,6 +11,7 @@ import pytest
 from kvwitness.patches.stand.faults import UnknownFaultError
 from kvwitness.tracer.stand.environment import StandEnvironment
 from kvwitness.tracer.stand.paths import kvwitness_version, patches_folder, stand_path
+from kvwitness.tracer.stand.releases import NEWEST
 from kvwitness.tracer.stand.server import ServerOptions, StandServer, StandServerError, log_tail
 
 # What a process with only the folder on its path sees, as SGLang looks it up.
@@ -82,14 +83,18 @@ def test_default_folder_is_apart_for_stand_and_not(monkeypatch: pytest.MonkeyPat
 
 
 def fake_server(
-    tmp_path: Path, script: str, options: ServerOptions | None = None, start_timeout_s: float = 10
+    tmp_path: Path,
+    script: str,
+    options: ServerOptions | None = None,
+    start_timeout_s: float = 10,
+    release: str = NEWEST,
 ) -> StandServer:
     """A server whose SGLang is a shell script."""
     python = tmp_path / "env" / "venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
+    python.parent.mkdir(parents=True, exist_ok=True)
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
-    environment = StandEnvironment(root=tmp_path / "env", release="0.5.23")
+    environment = StandEnvironment(root=tmp_path / "env", release=release)
     return StandServer(
         environment,
         tmp_path,
@@ -141,6 +146,16 @@ def test_environment_of_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert env["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] == "python"
     assert env["SGLANG_CPU_OMP_THREADS_BIND"].count("|") == 1
     assert env["NO_PROXY"] == env["no_proxy"] == "example.invalid,127.0.0.1,localhost"
+
+
+def test_replicas_are_bound_by_the_newest_release_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KVWITNESS_STAND_HOME", str(tmp_path / "home"))
+    bound = {
+        release: fake_server(tmp_path, "exit 0", ServerOptions(dp_size=2), release=release).environ()
+        for release in (NEWEST, "0.5.17")
+    }
+    assert bound[NEWEST]["SGLANG_CPU_OMP_THREADS_BIND"].count("|") == 1
+    assert "SGLANG_CPU_OMP_THREADS_BIND" not in bound["0.5.17"]
 
 
 def test_log_tail_is_one_block(tmp_path: Path) -> None:

@@ -241,7 +241,9 @@ class StandServer:
             env[FAULT_VARIABLE] = self.options.faults
         if self.options.tree_core is not None:
             env["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = self.options.tree_core
-        ranks = self.options.tp_size * self.options.dp_size
+        # Older releases bind the ranks of each replica as if it were alone, and stop when told of more.
+        replicas = self.options.dp_size if self._environment.release == NEWEST else 1
+        ranks = self.options.tp_size * replicas
         if ranks > 1:
             # SGLang gives each rank a NUMA node and stops where there are fewer nodes than ranks.
             cores = os.cpu_count() or 1
