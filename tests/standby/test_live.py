@@ -35,10 +35,13 @@ QUOTA = 4 << 20
 
 
 def pythons() -> list[str]:
-    """The Python of this environment, and others of this machine that can be gone into with gdb."""
+    """The Python of this environment, and others of this machine that can be gone into."""
     versions = Path(sys.base_prefix).parent
-    others = (next(iter(sorted(versions.glob(f"{v}*/bin/python{v}"))), None) for v in ("3.12", "3.13"))
-    return [sys.executable, *(str(found) for found in others if found is not None)]
+    found = [sys.executable]
+    for v in ("3.12", "3.13", "3.14"):
+        here = [*map(str, sorted(versions.glob(f"{v}*/bin/python{v}"))), shutil.which(f"python{v}")]
+        found += [here[0]] if here[0] is not None else []
+    return found
 
 
 # --- the Python of another process ---------------------------------------------------------------
@@ -165,14 +168,16 @@ def test_rounds_of_attach_and_detach_leave_nothing(
         process = psutil.Process(pid)
         (before,) = server.states()
         assert before["kvwitness"] is None
-        way = LiveWay(GDB, interpreter_of(pid))
+        interpreter = interpreter_of(pid)
+        way = LiveWay(GDB if interpreter.version < (3, 14) else REMOTE_EXEC, interpreter)
         sizes = []
         for number in range(4):
             if number == 3:
                 monkeypatch.setattr(inject_module, "patches_folder", lambda: another)
             injection = inject(pid, way, tmp_path, QUOTA)
             assert injection.report.ok, injection
-            assert injection.tool.startswith("gdb ") and injection.stopped_us > 0
+            assert injection.tool.startswith("gdb " if way.tool == GDB else "sys.remote_exec, Python 3.14.")
+            assert (injection.stopped_us > 0) is (way.tool == GDB)
             socket = Path(injection.report.socket)
             attached = ask(socket, control.ATTACH)
             assert attached.ok and attached.hooks, attached
