@@ -216,15 +216,20 @@ def test_storage_over_the_admin_api(tmp_path: Path, release: str) -> None:
 def test_a_read_from_l3_is_told_from_one_from_l2_and_from_a_mix(tmp_path: Path, release: str) -> None:
     new = prompts(1603)
     whole = new()
-    unified = {"SGLANG_ENABLE_UNIFIED_RADIX_TREE": "1"} if "unified" in release else {}
-    stand = Stand(release.removesuffix("-unified"), tmp_path, **unified)
+    at_start: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    if "unified" in release:  # It is not attached at run time there.
+        at_start = ("--hicache-storage-backend", "file", "--hicache-storage-prefetch-policy", "wait_complete")
+        env = {"SGLANG_ENABLE_UNIFIED_RADIX_TREE": "1"}
+    stand = Stand(release.removesuffix("-unified"), tmp_path, *at_start, **env)
 
     def push_out(name: str) -> None:
         for number in range(3):
             stand.generate(f"{name}{number}", new())
 
     try:
-        stand.attach("file", "wait_complete")
+        if not at_start:
+            stand.attach("file", "wait_complete")
         stand.generate("computed", whole)
         stand.stored(0, 1600)
         stand.flush()
