@@ -117,6 +117,18 @@ def test_a_folder_that_others_can_write_to(kvwitness: Command, tmp_path: Path) -
         assert "written to by others" in refused(kvwitness, "--pid", process.pid, "--dir", tmp_path)
 
 
+def test_what_records_since_it_started_needs_no_attaching(tmp_path: Path) -> None:
+    """This process holds a journal open, and has no control socket."""
+    from kvwitness.collectors.target import TargetProcess
+    from kvwitness.tracer.cli import ranks
+    from kvwitness.tracer.cli.errors import UserError
+
+    ours = TargetProcess(os.getpid(), "scheduler", "sglang::scheduler")
+    with (tmp_path / "scheduler-1-1.kvwj").open("wb"), pytest.raises(UserError) as told:
+        ranks.reach(ours, {}, tmp_path)
+    assert "it records already, into" in told.value.what and "kvwitness show" in told.value.what_to_do
+
+
 def test_it_asks_before_it_touches(kvwitness: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This process is the server here: a scheduler of its own making, which nothing steps."""
     from kvwitness.collectors.target import Target, TargetProcess

@@ -48,6 +48,7 @@ def test_sigterm_leaves_a_bundle_and_resume_ends_it(kvwitness: Command, program:
 
         result = kvwitness("run", "abc", "--url", server.url, "--resume", out)
         assert result.exit_code == 0, result.stderr
+        assert "(round 2 of 3 again)" in result.stderr and "(round 3 of 3)" in result.stderr
         bundle = open_bundle(out)
         assert verify_bundle(out).ok
         assert len({one.round for one in bundle.requests if one.series == "C"}) == 3

@@ -97,6 +97,39 @@ def test_what_was_asked_of_storage_before_a_retraction_is_not_answered_after_it(
     assert not any(behind().values())
 
 
+def test_a_prefetch_for_a_request_that_is_served_brings_nothing() -> None:
+    """Head has its answer; its slots are freed and filled again, as if it had asked once more."""
+    events = recorded("storage/mix-0.5.23-rust.kvwj.xz")
+    head = next(e for e in events if isinstance(e, ev.PrefetchDone) and e.loaded)
+    asked = next(e for e in events if isinstance(e, ev.PrefetchAsked) and e.req == head.req and e.issued)
+    mix = next(e for e in events if isinstance(e, ev.Queued) and e.seq > head.seq and e.prompt_tokens == 1603)
+    free = [e for e in events if isinstance(e, ev.HostAlloc) and e.seq < mix.seq][-1].available
+    size = sum(run.length for run in head.slots)
+    again = (
+        dataclasses.replace(asked, seq=0),
+        ev.HostFree(0, 0, 0, 0, free + size, head.slots),
+        ev.HostAlloc(0, 0, 0, 0, free, head.slots),
+        dataclasses.replace(head, seq=0),
+    )
+    place(events, mix.seq - 1, again)
+    for verdict in judged(events):
+        if verdict.rid in ("mix", "above", "below"):
+            assert all(
+                r.grade is not Grade.CONFIRMED for r in verdict.ranges if r.tier in (Tier.L1, Tier.L2) and not r.start
+            )
+
+
+def test_what_storage_said_it_holds_is_part_of_the_chain() -> None:
+    """A text told twice, out of order, between the look-up and the end of the prefetch: events may be missing there."""
+    events = recorded("storage/mix-0.5.23-rust.kvwj.xz")
+    head = next(e for e in events if isinstance(e, ev.PrefetchDone) and e.loaded)
+    text = next(e for e in events if isinstance(e, ev.Text) and "the look-up found 0 tokens" in e.text)
+    (told,) = [e for e in events if isinstance(e, ev.StorageLookedUp) and e.req == head.req]
+    assert "head" in confirmed(events, Tier.L3)
+    at = events.index(told) + 1
+    assert "head" not in confirmed([*events[:at], text, *events[at:]], Tier.L3)
+
+
 # --- inserts -----------------------------------------------------------------------------------------
 
 
@@ -155,3 +188,14 @@ def test_an_earlier_use_of_an_id_gives_birth_to_nothing(rid: str) -> None:
         if not (isinstance(e, ev.Prefill | ev.PrefillDone) and e.req == queued.req and e.seq > queued.seq)
     ]
     assert "c" not in confirmed(renumbered(hidden), Tier.L2)
+
+
+def test_a_request_that_has_ended_is_not_matched_any_more() -> None:
+    """Its path says that what is claimed to lie in one node lies in another: something is missing, or not as it was."""
+    events = list(read_journal(ABC).events)
+    load = next(e for e in events if isinstance(e, ev.LoadQueued))
+    match = next(e for e in events if isinstance(e, ev.Matched) and e.req == load.req)
+    first = next(e for e in events if isinstance(e, ev.Matched) and e.purpose == ev.MatchPurpose.ADMISSION and e.req)
+    assert confirmed(events, Tier.L2)
+    place(events, match.seq - 2, (dataclasses.replace(first, seq=0),))
+    assert not confirmed(events, Tier.L2)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -146,6 +147,15 @@ def test_environment_of_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert env["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] == "python"
     assert env["SGLANG_CPU_OMP_THREADS_BIND"].count("|") == 1
     assert env["NO_PROXY"] == env["no_proxy"] == "example.invalid,127.0.0.1,localhost"
+
+
+def test_a_port_that_is_taken_is_refused_at_once(tmp_path: Path) -> None:
+    """Whoever listens there would be taken for the server."""
+    server = fake_server(tmp_path, "exit 0")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        server._port = other.getsockname()[1]
+        with pytest.raises(StandServerError, match=f"port {server._port} is taken"):
+            server.start()
 
 
 def test_replicas_are_bound_by_the_newest_release_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

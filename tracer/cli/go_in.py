@@ -21,7 +21,7 @@ from kvwitness.collectors.standby import Answer, ControlError, ask, sockets_in
 from kvwitness.collectors.target import NoTarget, Target, TargetProcess
 from kvwitness.patches.schema.control import FOLDER, LEAVE, STATUS, Problem, State
 from kvwitness.tracer.cli.errors import UserError
-from kvwitness.tracer.cli.ranks import OUTSIDE, Rank, check_state, every_rank, refused, schedulers_of
+from kvwitness.tracer.cli.ranks import OUTSIDE, Rank, check_state, every_rank, refuse_recording, refused, schedulers_of
 
 _DENIED: Final = (
     "run kvwitness with CAP_SYS_PTRACE and a seccomp profile that allows ptrace (docker run --cap-add SYS_PTRACE), "
@@ -56,6 +56,7 @@ def plan(target: Target, only: Sequence[int]) -> Plan:
 def _check_is_new(target: Target, schedulers: Sequence[TargetProcess]) -> None:
     """Whether kvwitness is there already; a process is not stopped to find that out."""
     for process in schedulers:
+        refuse_recording(process)
         with suppress(psutil.Error, OSError):
             folder = directory_of_open_journal(psutil.Process(process.pid))
             if folder is not None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import psutil
 
+from kvwitness.collectors.environment import directory_of_open_journal
 from kvwitness.collectors.standby import STANDBY_VARIABLE, Answer, ControlError, ask, sockets_in
 from kvwitness.collectors.target import NoTarget, Target, TargetProcess, target_at, target_of
 from kvwitness.patches.schema.control import STATUS, Problem, State
@@ -119,6 +121,7 @@ def reach(process: TargetProcess, sockets: Mapping[int, Path], folder: Path) -> 
     """Ask a scheduler how it is. Raises :class:`NoTarget`."""
     path = sockets.get(process.pid)
     if path is None:
+        refuse_recording(process)
         raise NoTarget(
             f"it is not on standby: no control socket in {folder}",
             process.where,
@@ -130,6 +133,15 @@ def reach(process: TargetProcess, sockets: Mapping[int, Path], folder: Path) -> 
     except ControlError as error:
         what = f"its control socket does not answer: {error}"
         raise NoTarget(what, process.where, "look whether it still runs") from error
+
+
+def refuse_recording(process: TargetProcess) -> None:
+    """Raises UserError where a process has recorded since it started: there is nothing to attach to it."""
+    with suppress(psutil.Error, OSError, ControlError):
+        folder = directory_of_open_journal(psutil.Process(process.pid))
+        if folder is not None and process.pid not in sockets_in(folder):
+            what = f"it records already, into {folder}"
+            raise UserError(what, process.where, f"kvwitness show {folder} says which tier served its requests")
 
 
 def refused(process: TargetProcess, answer: Answer, undone: str = "") -> UserError:

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from kvwitness.tracer.addresses import is_web_address
+from kvwitness.tracer.bundle.abc import NO_CONTROL
 from kvwitness.tracer.bundle.layout import sha256
 from kvwitness.tracer.bundle.rows import rows_of
 from kvwitness.tracer.bundle.write import check_destination
@@ -23,6 +24,7 @@ from kvwitness.tracer.cli.output import json_option, note, print_json
 from kvwitness.tracer.cli.program import program
 from kvwitness.tracer.cli.resuming import resumed
 from kvwitness.tracer.cli.table import print_requests
+from kvwitness.tracer.protocol.abc import AbcRun
 from kvwitness.tracer.protocol.options import AbcOptions, Api, Order
 from kvwitness.tracer.protocol.questions import BadQuestions, read_questions
 from kvwitness.tracer.protocol.sweep import default_lengths, parse_lengths
@@ -330,9 +332,8 @@ def _report(done: Done, unmet: Sequence[str], as_json: bool) -> None:
     else:
         ours = [row for row in rows if row.series]
         rounds = {record.rid: record.round for record in run_.records}
-        first = [
-            row for row in ours if (rounds.get(row.request) or 0) < _SHOWN_ROUNDS and row.series in ("A", "B", "C")
-        ]
+        shown = _first_rounds(run_)
+        first = [row for row in ours if rounds.get(row.request) in shown and row.series in ("A", "B", "C")]
         print_requests(ours if run_.options.rounds == 1 else first)
         if run_.options.rounds > 1:
             click.echo(f"        and {len(ours) - len(first)} more: {program()} show {info.path}")
@@ -345,13 +346,21 @@ def _report(done: Done, unmet: Sequence[str], as_json: bool) -> None:
     _note_ends(done, unmet)
 
 
+def _first_rounds(run_: AbcRun) -> set[int]:
+    """The rounds to show: complete ones, where there are any. One that was begun again has a number behind the last."""
+    total = run_.options.rounds
+    whole = {one.round for one in run_.records if one.series == "C" and one.error is None and one.round is not None}
+    begun = whole or {one.round for one in run_.records if one.round is not None}
+    return set(sorted(begun, key=lambda number: number % total)[:_SHOWN_ROUNDS])
+
+
 def _note_ends(done: Done, unmet: Sequence[str]) -> None:
     if done.run.stopped:
         note(f"the run did not reach its end: {done.run.stopped}")
         if done.run.missing and done.run.options.rounds > 1:
             protocol = "sweep" if done.run.options.lengths else "abc"
             note(f"go on with: `kvwitness run {protocol} --url {done.run.server.url} --resume {done.bundle.path}`")
-    if done.control_failed:
+    if done.control != NO_CONTROL:
         note(f"the control run: {done.control}")
     for line in unmet:
         note(f"not as expected: {line}")

@@ -16,6 +16,7 @@ import msgspec
 from rich.live import Live
 
 from kvwitness.collectors.environment import locate_kvwitness_dir
+from kvwitness.collectors.journal import find_journals
 from kvwitness.tracer.bundle.places import is_bundle_folder
 from kvwitness.tracer.bundle.rows import rows_of
 from kvwitness.tracer.cli.address import web_address
@@ -81,6 +82,8 @@ def watch(
     with _listening(exporter, listen) as address, recorder_errors(url or ""), stop_on_signal(None) as stop:
         watched = " and ".join(str(one) for one in (source.directory, url) if one is not None)
         note(f"watching {watched} until Ctrl-C{f'; metrics at {address}' if address else ''}")
+        if source.directory is not None and not find_journals(source.directory):
+            note(f"no journals in {source.directory} yet: nothing has recorded there")
         until = _Until(stop, seconds)
         show = _JsonLines(exporter) if as_json else _Terminal(exporter, f"kvwitness watch {watched}")
         watcher = loop.Watcher(source, show)

@@ -303,6 +303,8 @@ class Ledger:
             self._compare(event.path, moment)
             return
         request = self._request(event.req, moment)
+        if request is not None and request.released is not None:
+            self._gap(event.seq, f"request {request.rid} was matched after it had ended")
         self._undigested(event, chain)
         nodes = self._tree.matched(event.path, chain)
         self._compare(event.path, moment)

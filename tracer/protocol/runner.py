@@ -203,10 +203,13 @@ class Runner:
         self.progress.phase(f"{title}{self._of_wave(wave)}")
 
     def _of_wave(self, wave: Wave) -> str:
-        if self.options.rounds == 1:
+        total = self.options.rounds
+        if total == 1:
             return ""
-        first, last = wave.rounds[0] + 1, wave.rounds[-1] + 1
-        return f" (round {first} of {self.options.rounds})" if first == last else f" (rounds {first} to {last})"
+        # A round that is begun again has another number, and stands for the same one.
+        first, last = wave.rounds[0] % total + 1, wave.rounds[-1] % total + 1
+        again = " again" if wave.rounds[0] >= total else ""
+        return f" (round {first} of {total}{again})" if first == last else f" (rounds {first} to {last}{again})"
 
     # --- the eviction --------------------------------------------------------------------------------
 

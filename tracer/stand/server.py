@@ -108,6 +108,17 @@ class ServerOptions:
         return [part for pair in arguments.items() for part in pair] + flags + list(self.extra_args)
 
 
+def taken(port: int) -> bool:
+    """Whether something listens on a loopback TCP port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # Not what has just been closed.
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return True
+    return False
+
+
 def free_port() -> int:
     """A loopback TCP port that is free at this moment.
 
@@ -272,6 +283,9 @@ class StandServer:
         self._workdir.mkdir(parents=True, exist_ok=True)
         if self._port == 0:
             self._port = free_port()
+        elif taken(self._port):
+            # Its answers would be taken for this one's.
+            raise StandServerError(f"port {self._port} is taken: name another, or end what listens there")
         self._log_file = self.log.open("wb")
         self._process = subprocess.Popen(
             self.command(),

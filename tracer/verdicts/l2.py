@@ -20,7 +20,7 @@ from kvwitness.tracer.ledger.facts import (
 from kvwitness.tracer.model import Link, RangeVerdict, Reason, Tier
 from kvwitness.tracer.verdicts.content import compare_content
 from kvwitness.tracer.verdicts.grading import graded
-from kvwitness.tracer.verdicts.l3 import link_prefetched, unfounded
+from kvwitness.tracer.verdicts.l3 import link_prefetched, moments_of, unfounded
 from kvwitness.tracer.verdicts.links import AT_ATTACH, FOUND_IN_L1, FOUND_IN_L2, Evidence, transit_mode
 from kvwitness.tracer.verdicts.stay import link_stay
 from kvwitness.tracer.verdicts.usage import Usage
@@ -121,7 +121,7 @@ def _from_storage(evidence: Evidence, view: InstanceView, segment: LoadSegment, 
     if wrong is not None:
         evidence.miss(Link.BORN, f"{detail}, and {wrong}", prefetch.asked, prefetch.done)
     elif _stored(evidence, segment, prefetch.done, "the prefetch from storage"):
-        evidence.hold(Link.BORN, detail, prefetch.asked, prefetch.done, also=(Link.PREFETCHED,))
+        evidence.hold(Link.BORN, detail, *moments_of(view, prefetch), also=(Link.PREFETCHED,))
         evidence.hold(Link.BACKED_UP, f"in place of it: {detail}", prefetch.done)
 
 

@@ -51,7 +51,7 @@ def link_prefetched(
         evidence.miss(Link.PREFETCHED, detail, prefetch.asked, prefetch.done)
     else:
         detail = f"{prefetch.loaded} tokens from storage, from token {prefetch.start + prefetch.existing} on"
-        evidence.hold(Link.PREFETCHED, detail, prefetch.asked, prefetch.done)
+        evidence.hold(Link.PREFETCHED, detail, *moments_of(view, prefetch))
 
 
 def unfounded(view: InstanceView, prefetch: Prefetch) -> str | None:
@@ -60,8 +60,12 @@ def unfounded(view: InstanceView, prefetch: Prefetch) -> str | None:
     asked = next((t for t in tries if t.moment == prefetch.asked), None)
     if asked is None or asked.what != "issued":
         return "a prefetch ended that was not seen to be asked for"
-    if not any(r.rid == prefetch.rid and r.queued.seq < asked.moment.seq for r in view.instance.requests):
+    waiting = [r for r in view.instance.requests if r.rid == prefetch.rid and r.queued.seq < asked.moment.seq]
+    if not waiting:
         return "the prefetch was asked for before its request was queued"
+    ended = waiting[-1].admitted or waiting[-1].released
+    if ended is not None and ended.seq < prefetch.done.seq:
+        return "the prefetch ended for a request that did not wait for it any more"
     if any(asked.moment.seq < epoch.begin.seq < prefetch.done.seq for epoch in view.instance.epochs):
         return "the cache was reset after the prefetch was asked for"
     if asked.start != prefetch.start or prefetch.completed > asked.tokens:
@@ -72,10 +76,23 @@ def unfounded(view: InstanceView, prefetch: Prefetch) -> str | None:
         return f"the tokens of the prefetch do not add up: {prefetch.completed} read, {prefetch.loaded} put into L2"
     if _attached(view, asked.moment.seq) is None:
         return "by the events no storage backend was attached when the prefetch was asked for"
-    answers = [t for t in tries if t.rid == prefetch.rid and t.what == "looked_up" and t.moment.seq < prefetch.done.seq]
-    if answers and answers[-1].tokens < prefetch.completed:
-        return f"the prefetch brought {prefetch.completed} tokens, the look-up had found {answers[-1].tokens}"
+    told = looked_up(view, prefetch)
+    if told is not None and told.tokens < prefetch.completed:
+        return f"the prefetch brought {prefetch.completed} tokens, the look-up had found {told.tokens}"
     return None
+
+
+def looked_up(view: InstanceView, prefetch: Prefetch) -> StorageTry | None:
+    """What storage had said before a prefetch ended that it holds, where that was recorded."""
+    tries = view.instance.storage.tries
+    before = [t for t in tries if t.rid == prefetch.rid and t.what == "looked_up" and t.moment.seq < prefetch.done.seq]
+    return before[-1] if before else None
+
+
+def moments_of(view: InstanceView, prefetch: Prefetch) -> tuple[Moment | None, ...]:
+    """What a claim about a prefetch rests on, in the order recorded: asked for, looked up, ended."""
+    told = looked_up(view, prefetch)
+    return prefetch.asked, told.moment if told is not None else None, prefetch.done
 
 
 def with_storage(view: InstanceView, request: RequestFacts, ranges: Sequence[RangeVerdict]) -> list[RangeVerdict]:
