@@ -31,6 +31,10 @@ _HEADS_IN_PYTHON = 1024
 """From here on tensor operations find the breaks between runs faster (they take 50 to 100 microseconds at least)."""
 
 
+_ENDED_KEPT = 1024
+"""Requests whose ids keep their numbers after their end. Without a limit a server's memory would grow with each."""
+
+
 def _ignore(*_: Any, **__: Any) -> None:
     """Stands in for ``emit`` while nothing is recorded."""
 
@@ -147,6 +151,8 @@ class Witness:
         # --- tables
         self.chains: dict[str, Chain] = {}
         self.batches: dict[str, deque[int]] = {}
+        self._ended: deque[str] = deque()
+        """Requests that are over, and of which a last event may still come under the number that they have."""
         self.transfer_of_write: dict[int, tuple[int, Any]] = {}
         self.transfer_of_load: dict[int, tuple[int, Launch]] = {}
         self.storage_starts: dict[str, int] = {}
@@ -323,6 +329,12 @@ class Witness:
         rid = req.rid
         self.chains.pop(rid, None)
         self.batches.pop(rid, None)
+        self._ended.append(rid)
+        if len(self._ended) > _ENDED_KEPT:
+            oldest = self._ended.popleft()
+            # An id can be in use again: then it comes here again.
+            if oldest not in self.chains and self.recorder is not None:
+                self.recorder.forget_text(oldest)
 
     # --- host slots ----------------------------------------------------------------------------------
 
