@@ -201,3 +201,11 @@ def test_russian(bundle: Path) -> None:
     assert "Создан" in page.text("chain")
     assert "чтение из L2 подтверждено" in page.text("requests")
     assert "подтверждено для 1 из 1" in markdown_of(bundle, "ru")
+
+
+def test_the_chain_that_is_shown_is_of_the_run_itself(tmp_path: Path) -> None:
+    """The journal also has what came before, or from others: here a C, in a run that ended before its own."""
+    before = [one for one in abc_records() if one.series in "AB"]
+    page = page_of(bundle_of(tmp_path / "b", before))
+    shown = page.text("chain")
+    assert RIDS["B"] in shown and RIDS["C"] not in shown

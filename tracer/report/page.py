@@ -225,7 +225,9 @@ def representative(evidence: Evidence) -> RequestVerdict | None:
     sent = one_of_series(evidence.records, "C")
     if sent is not None and sent.rid in latest:
         return latest[sent.rid]
-    judged = [verdict for verdict in latest.values() if verdict.ranges]
+    # Of a run, one of its own requests: the journal also has what others sent to the server.
+    own = {record.rid for record in evidence.records} or latest.keys()
+    judged = [verdict for verdict in latest.values() if verdict.ranges and verdict.rid in own]
     return min(judged, key=lambda verdict: _TIER_ORDER.index(verdict.tier), default=None)
 
 
