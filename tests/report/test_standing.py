@@ -92,7 +92,7 @@ def test_c_never_sent(tmp_path: Path) -> None:
     environment = {**ENVIRONMENT, "run": {"stopped": "interrupted by the user after 3 requests"}}
     records = [one for one in abc_records() if one.series in "AB"]
     path = bundle_of(tmp_path / "b", records, environment=environment)
-    assert_failed(path, "C was never sent", "Let the run reach C")
+    assert_failed(path, "C was never sent", "See why the run stopped, and go on with it")
     stopped = "The run did not reach its end: interrupted by the user after 3 requests"
     assert stopped in page_of(path).text("claim") and stopped in markdown_of(path)
 

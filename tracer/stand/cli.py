@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import get_args
@@ -139,11 +140,17 @@ def serve(
     environment, model = _ensure(kind, release)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        with StandServer(environment, model, chosen, workdir=workdir, port=port) as server:
+        server = StandServer(environment, model, chosen, workdir=workdir, port=port)
+        with ExitStack() as running:
+            with reporting() as progress:
+                progress.phase(f"Starting SGLang {environment.release} on the CPU")
+                running.enter_context(server)
             if as_json:
                 print_json({"url": server.url, "pid": server.pid, "log": str(server.log)})
             else:
                 click.echo(f"{server.url}\npid {server.pid}, log {server.log}; interrupt to stop")
+                if directory is not None:
+                    click.echo(f"kvwitness records into {directory}")
             server.wait()
             server.check_alive()
     except (UnknownFaultError, UnsupportedError) as error:
