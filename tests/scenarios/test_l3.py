@@ -341,7 +341,7 @@ def test_what_another_request_s_prefetch_brought_is_an_l2_read() -> None:
     assert (from_l2.sentence, from_l1.sentence) == ("L2 read confirmed", "L1 read confirmed")
     born = next(link for r in from_l2.ranges for link in r.links if link.link is Link.BORN)
     assert "read from storage into L2 for request brought" in born.detail
-    assert [event.kind for event in born.events] == ["PrefetchAsked", "PrefetchDone"]
+    assert [event.kind for event in born.events] == ["PrefetchAsked", "StorageLookedUp", "PrefetchDone"]
 
 
 @pytest.mark.parametrize("event", [ev.PrefetchAsked, ev.PrefetchDone])
