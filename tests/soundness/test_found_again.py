@@ -170,6 +170,23 @@ def test_corruption_is_no_more_certain_than_the_read_itself() -> None:
     assert "came back with other bytes in layer 2" in missing[Link.CONTENT] and Link.WITNESSES_AGREE in missing
 
 
+@pytest.mark.parametrize("left", [0, 1])
+def test_digests_with_a_hole_are_a_sign_of_missing_events(left: int) -> None:
+    """Of a prompt's cells only the first is recorded, and then the digest of its end."""
+    server = Server(0, page=16, l1=160, l2=800, quiet=True)
+    for name, tokens in (("a", tuple(range(40))), ("b", tuple(range(60))), ("c", tuple(range(40)))):
+        server.serve([(name, tokens)])
+    assert "c" in confirmed(server.events, Tier.L1)
+    of_b = [e for e in server.events if isinstance(e, ev.Queued)][1].req
+    events = [
+        dataclasses.replace(e, digests=e.digests[:left]) if isinstance(e, ev.PrefixDigests) and e.req == of_b else e
+        for e in server.events
+    ]
+    (facts,) = judge([journal_as_read(events)]).instances
+    assert any("whose digests do not reach as far" in text for _, _, text in facts.gaps)
+    assert judged(events)
+
+
 # --- an id that is used again ------------------------------------------------------------------------
 
 

@@ -342,7 +342,8 @@ class Ledger:
             return
         request = self._open.get(self._name(event.req) or "")
         end = event.path[-1].end if request is None else min(event.path[-1].end, request.prompt_tokens)
-        covered = max((len(chain.cells) * chain.grid, *chain.points)) if chain is not None else 0
+        # A digest behind a hole is no help: the cells are recorded before it.
+        covered = len(chain.cells) * chain.grid if chain is not None else 0
         if end - covered >= (chain.grid if chain is not None and chain.grid else 1):
             self._gap(event.seq, f"event {event.seq} follows a path for a prompt whose digests do not reach as far")
 
