@@ -36,6 +36,8 @@ ANCHOR_POOL = 0
 """Number of the host pool whose slots are the identity of full-attention KV."""
 
 
+_CELL_AT_LEAST = 16
+"""Tokens of the smallest cell that prefixes are digested in: whole pages."""
 _LEFT_L1 = (ev.Eviction.DEMOTED, ev.Eviction.DROPPED, ev.Eviction.DROPPED_HOST_PRESSURE)
 
 
@@ -342,9 +344,12 @@ class Ledger:
             return
         request = self._open.get(self._name(event.req) or "")
         end = event.path[-1].end if request is None else min(event.path[-1].end, request.prompt_tokens)
-        # A digest behind a hole is no help: the cells are recorded before it.
-        covered = len(chain.cells) * chain.grid if chain is not None else 0
-        if end - covered >= (chain.grid if chain is not None and chain.grid else 1):
+        cells, points = (chain.cells, chain.points) if chain is not None else ([], {})
+        page = self._host.page
+        grid = chain.grid if cells and chain is not None else page * -(-_CELL_AT_LEAST // page)
+        # Only a prompt of less than a cell has nothing but the digest of its end: behind a hole that is no help.
+        covered, missing = (len(cells) * grid, grid) if cells or end >= grid else (max(points, default=0), 1)
+        if end - covered >= missing:
             self._gap(event.seq, f"event {event.seq} follows a path for a prompt whose digests do not reach as far")
 
     def _compare(self, path: tuple[ev.PathNode, ...], moment: ft.Moment) -> None:
