@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from http_tools import QuietServer
 
 from kvwitness.tracer.cli.errors import with_log
 
@@ -35,12 +36,15 @@ def error_line(kvwitness: Command, *args: object) -> str:
     return line
 
 
+class Silent(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args: object) -> None:
+        pass
+
+
 @pytest.fixture
 def another_server() -> Iterator[str]:
     """Something that speaks HTTP and is no SGLang."""
-    handler = http.server.SimpleHTTPRequestHandler
-    handler.log_message = lambda *args: None  # type: ignore[method-assign]
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with QuietServer(("127.0.0.1", 0), Silent) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"127.0.0.1:{server.server_address[1]}"
         server.shutdown()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from types import TracebackType
 from typing import Any, Self
+
+from http_tools import QuietServer
 
 
 class SmallServer:
@@ -28,7 +30,7 @@ class SmallServer:
             def log_message(self, *args: Any) -> None:
                 pass
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http = QuietServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._http.server_port}"
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
 

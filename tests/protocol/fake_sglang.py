@@ -10,10 +10,12 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
+
+from http_tools import QuietServer
 
 
 @dataclass
@@ -69,7 +71,7 @@ class FakeSglang:
             def log_message(self, *args: Any) -> None:
                 pass
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http = QuietServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._http.server_port}"
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()

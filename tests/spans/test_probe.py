@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 from click.testing import CliRunner
+from http_tools import QuietServer
 from journal_tools import ABC
 
 from kvwitness.tracer.bundle import BundleInputs, write_bundle
@@ -27,7 +28,7 @@ class Quiet(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def http_port() -> Iterator[int]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
+    with QuietServer(("127.0.0.1", 0), Quiet) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield int(server.server_address[1])
         server.shutdown()
