@@ -12,7 +12,7 @@ import pytest
 
 from kvwitness.patches.digests import Chain as Digester
 from kvwitness.patches.digests import grid_for, load_key
-from kvwitness.tracer.ledger.chains import Chain, shared_prefix
+from kvwitness.tracer.ledger.chains import Chain, cell_tokens, shared_prefix
 
 KEY = b"k" * 32
 
@@ -86,6 +86,7 @@ def test_another_namespace_or_key_gives_other_digests() -> None:
 @pytest.mark.parametrize(("page", "grid"), [(1, 16), (8, 16), (16, 16), (64, 64), (24, 24)])
 def test_a_cell_is_whole_pages_and_never_too_small(page: int, grid: int) -> None:
     assert grid_for(page) == grid
+    assert cell_tokens(page) == grid  # what reads journals knows it as well
 
 
 def test_the_key_is_made_once_and_is_the_owners_alone(tmp_path: Path) -> None:

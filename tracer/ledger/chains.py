@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
+
+_CELL_AT_LEAST: Final = 16
+"""Tokens of the smallest cell that prefixes are digested in."""
 
 
 @dataclass(slots=True)
@@ -24,6 +28,11 @@ class Chain:
             return False
         self.cells.extend(digests)
         return True
+
+
+def cell_tokens(page: int) -> int:
+    """Tokens of a cell where pages have ``page``: a cell is whole pages."""
+    return page * -(-_CELL_AT_LEAST // page)
 
 
 def shared_prefix(a: Chain | None, b: Chain | None, position: int) -> int | None:

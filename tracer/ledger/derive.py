@@ -18,7 +18,7 @@ from kvwitness.collectors.journal import Gap, Journal
 from kvwitness.patches.schema import events as ev
 from kvwitness.tracer.ledger import facts as ft
 from kvwitness.tracer.ledger.attached import Unseen
-from kvwitness.tracer.ledger.chains import Chain
+from kvwitness.tracer.ledger.chains import Chain, cell_tokens
 from kvwitness.tracer.ledger.digests import PageDigests
 from kvwitness.tracer.ledger.hostpool import Content, HostView
 from kvwitness.tracer.ledger.numbers import Numbers
@@ -35,9 +35,6 @@ _FREED_KEPT = 10_000
 ANCHOR_POOL = 0
 """Number of the host pool whose slots are the identity of full-attention KV."""
 
-
-_CELL_AT_LEAST = 16
-"""Tokens of the smallest cell that prefixes are digested in: whole pages."""
 _LEFT_L1 = (ev.Eviction.DEMOTED, ev.Eviction.DROPPED, ev.Eviction.DROPPED_HOST_PRESSURE)
 
 
@@ -345,8 +342,7 @@ class Ledger:
         request = self._open.get(self._name(event.req) or "")
         end = event.path[-1].end if request is None else min(event.path[-1].end, request.prompt_tokens)
         cells, points = (chain.cells, chain.points) if chain is not None else ([], {})
-        page = self._host.page
-        grid = chain.grid if cells and chain is not None else page * -(-_CELL_AT_LEAST // page)
+        grid = chain.grid if cells and chain is not None else cell_tokens(self._host.page)
         # Only a prompt of less than a cell has nothing but the digest of its end: behind a hole that is no help.
         covered, missing = (len(cells) * grid, grid) if cells or end >= grid else (max(points, default=0), 1)
         if end - covered >= missing:
@@ -598,7 +594,7 @@ class Ledger:
         else:
             path = request.match.path
             # What only passes through host memory is in no node until it is in L1.
-            found = tiles(path, event.start, event.end) or not self._host_is_a_tier()
+            found = tiles(path, event.start, event.end) or ft.transit_mode(self._facts) is not None
             if request.admitted is not None or not found:
                 self._gap(event.seq, "a load-back was queued for tokens that its request's match did not find")
         segments = tuple(self._with_tail(segment, path) for segment in segments)
@@ -611,10 +607,6 @@ class Ledger:
         self._pending_loads[event.node].append(load)
         if request is not None:
             request.loads.append(event.seq)
-
-    def _host_is_a_tier(self) -> bool:
-        """Whether host memory keeps anything: in SGLang's buffer_only mode it is a way through to storage."""
-        return self._facts.get("host_memory_mode") in (None, "cache")
 
     def _with_tail(self, segment: ft.LoadSegment, path: tuple[ev.PathNode, ...]) -> ft.LoadSegment:
         """Where the digests do not reach the segment's end, the radix match must lead to the node that was written."""
@@ -773,7 +765,7 @@ class Ledger:
         begin = event.start + event.existing
         kept = skip(event.slots, event.existing)
         content = Content("prefetch", event.seq, self._epoch, self._chain(event.req), -1, begin, begin + event.loaded)
-        if self._host_is_a_tier():
+        if ft.transit_mode(self._facts) is None:
             content.usable = moment
         if not self._host.written(kept, content):
             self._gap(event.seq, f"the slots of prefetch {event.seq} do not cover its tokens")

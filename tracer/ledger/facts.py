@@ -15,6 +15,15 @@ from kvwitness.patches.schema.events import PathNode, Run
 from kvwitness.tracer.ledger.chains import Chain
 
 
+def transit_mode(facts: Mapping[str, Any]) -> str | None:
+    """SGLang's name of the mode in which host memory is only a way through to storage; None where it is a tier.
+
+    ``facts``: what an instance recorded of itself (``buffer_only`` exists since 0.5.23).
+    """
+    mode = facts.get("host_memory_mode")
+    return None if mode in (None, "cache") else str(mode)
+
+
 class Moment(msgspec.Struct, frozen=True):
     """One event: its number, its time, its kind."""
 

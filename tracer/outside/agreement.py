@@ -16,6 +16,7 @@ import msgspec
 
 from kvwitness.collectors.journal import Journal
 from kvwitness.patches.schema import events as ev
+from kvwitness.tracer.ledger.chains import cell_tokens
 from kvwitness.tracer.ledger.facts import InstanceFacts, Moment
 from kvwitness.tracer.outside.kv_ledger import Ended, RankLedger, peak_tokens
 
@@ -164,8 +165,7 @@ def _cells_of_requests(journal: Journal) -> _Cells:
 
 def _grid(facts: InstanceFacts) -> int:
     page = facts.facts.get("page_size")
-    page = page if isinstance(page, int) and page > 0 else 1
-    return page * -(-16 // page)
+    return cell_tokens(page if isinstance(page, int) and page > 0 else 1)
 
 
 def _stays_by_hooks(facts: InstanceFacts, known: _Cells, tier: str) -> _Stays:

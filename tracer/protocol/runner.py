@@ -169,7 +169,7 @@ class Runner:
         self._phase(f"C: the same prompt as {'B' if turns else 'A'}", wave)
         settled = self._series_unsettled("C", again, wave)
         if settled is False and again:
-            # SGLang 0.4 takes note of a completed load only when another request comes (get_new_batch_prefill).
+            # Up to 0.5.8 an idle scheduler takes no note of a completed load (_get_new_batch_prefill_raw).
             self._settle(self._send("nudge", [(_tail(again[-1].prompt_a), None)]))
 
     def _next_turn(self, one: Round, answered: RequestRecord) -> Round:

@@ -16,12 +16,13 @@ from kvwitness.tracer.ledger.facts import (
     Prefetch,
     RequestFacts,
     Residency,
+    transit_mode,
 )
 from kvwitness.tracer.model import Link, RangeVerdict, Reason, Tier
 from kvwitness.tracer.verdicts.content import compare_content
 from kvwitness.tracer.verdicts.grading import graded
 from kvwitness.tracer.verdicts.l3 import link_prefetched, moments_of, unfounded
-from kvwitness.tracer.verdicts.links import AT_ATTACH, FOUND_IN_L1, FOUND_IN_L2, Evidence, transit_mode
+from kvwitness.tracer.verdicts.links import AT_ATTACH, FOUND_IN_L1, FOUND_IN_L2, Evidence
 from kvwitness.tracer.verdicts.stay import link_stay
 from kvwitness.tracer.verdicts.usage import Usage
 from kvwitness.tracer.verdicts.view import InstanceView
@@ -86,7 +87,7 @@ def _judge_segment(
     link_stay(evidence, view, request, start, end)
     compared = compare_content(evidence, view, request, load, start, end)
     compared.link(evidence)
-    reason = Reason.INVALID_MODE if transit_mode(view.instance) is not None else reason
+    reason = Reason.INVALID_MODE if transit_mode(view.instance.facts) is not None else reason
     return compared.weigh(graded(start, end, tier, reason, evidence.complete()))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from kvwitness.patches.schema.events import ResidentNode
-from kvwitness.tracer.ledger.facts import HookState, InstanceFacts, Moment
+from kvwitness.tracer.ledger.facts import HookState, InstanceFacts, Moment, transit_mode
 from kvwitness.tracer.model import EventRef, Link, LinkEvidence
 from kvwitness.tracer.verdicts.view import InstanceView
 
@@ -146,16 +146,10 @@ def unsound_links(instance: InstanceFacts) -> dict[Link, str]:
     anchor = next((pool for pool in pools if pool.get("pool") == 0), None)
     if anchor is None or not anchor.get("hooked"):
         wrong.setdefault(Link.RESIDENT_L2, "the host pool's allocations are not seen in this configuration")
-    mode = transit_mode(instance)
+    mode = transit_mode(instance.facts)
     if mode is not None:
         wrong[Link.RESIDENT_L2] = f"host memory mode {mode}: host memory is transit here, not a tier"
     return wrong
-
-
-def transit_mode(instance: InstanceFacts) -> str | None:
-    """SGLang's name of the mode in which host memory is only a way through to storage; None where it is a tier."""
-    mode = instance.facts.get("host_memory_mode")
-    return None if mode in (None, "cache") else str(mode)
 
 
 def _unserved(instance: InstanceFacts, serving: Iterable[HookState]) -> str | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from kvwitness.patches.schema.events import Cause, Eviction, Refusal
-from kvwitness.tracer.ledger.facts import Backup, InstanceFacts, RequestFacts, Residency
+from kvwitness.tracer.ledger.facts import Backup, InstanceFacts, RequestFacts, Residency, transit_mode
 from kvwitness.tracer.model import Grade, Link, LinkEvidence, RangeVerdict, Reason, Tier
 from kvwitness.tracer.verdicts.changed import change_of
 from kvwitness.tracer.verdicts.components import missing_component
 from kvwitness.tracer.verdicts.l2 import covers
-from kvwitness.tracer.verdicts.links import Evidence, transit_mode
+from kvwitness.tracer.verdicts.links import Evidence
 from kvwitness.tracer.verdicts.rejections import last_rejection, rejected_words
 from kvwitness.tracer.verdicts.usage import Usage
 from kvwitness.tracer.verdicts.view import InstanceView, forgotten, owners_of
@@ -98,7 +98,7 @@ def _lost(view: InstanceView, request: RequestFacts, usage: Usage, start: int, e
         detail = f"what became of this prefix of request {prior} was before event {view.instance.remembers_from}, "
         detail += "and is not remembered any more"
         return _range(view, usage, start, end, Reason.RECOMPUTED, detail, ())
-    mode = transit_mode(view.instance)
+    mode = transit_mode(view.instance.facts)
     if mode is not None:
         detail = f"host memory mode {mode}: below L1 only storage (L3) keeps this prefix of request {prior}"
         evidence.miss(Link.RESIDENT_L2, detail, match.moment)
