@@ -49,6 +49,19 @@ def test_server_arguments_are_conditions_and_its_state_is_not(kvwitness: Any, tm
     assert "arguments.schedule_policy: fcfs | lpm" in kvwitness("compare", one, other).stderr
 
 
+def test_hundreds_of_conditions_that_one_run_does_not_know(kvwitness: Any, tmp_path: Path) -> None:
+    answered = {f"argument_{number:03}": number for number in range(300)}
+    one = bundle_of(tmp_path / "one", environment={**ENVIRONMENT, "raw": {"server_info": answered}})
+    two = bundle_of(tmp_path / "two", environment={**ENVIRONMENT, "server": {"version": "0.5.22", "page_size": 16}})
+    result = kvwitness("compare", one, two)
+    version, arguments, error = result.stderr.splitlines()
+    assert version == "server.version: 0.5.23 | 0.5.22"
+    names = ", ".join(f"argument_{number:03}" for number in range(8))
+    assert arguments == f"arguments: 300 conditions are known of one alone ({names}, and 292 more)"
+    assert "301 conditions differ: server.version, arguments.argument_000" in error and len(error) < 600
+    assert len(json.loads(kvwitness("compare", one, two, "--json").stdout)["differences"]) == 301
+
+
 def test_intervals_of_differences(kvwitness: Any, tmp_path: Path) -> None:
     def bundle(name: str, base: float) -> Path:
         more = [record(f"c{number}", "C", 100 + number, ttft_s=base + number / 1e3) for number in range(10)]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 import click
+import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
@@ -13,12 +16,15 @@ from rich.text import Text
 from kvwitness.tracer.cli.bundles import bundle_errors
 from kvwitness.tracer.cli.errors import UserError
 from kvwitness.tracer.cli.output import console, display, json_option, note, print_json
+from kvwitness.tracer.protocol.settings import NOT_THERE
 from kvwitness.tracer.report.comparison import Comparison, SeriesPair, compare_runs
 from kvwitness.tracer.report.conditions import Difference
 from kvwitness.tracer.report.load import Evidence, load_evidence
 from kvwitness.tracer.report.statistics import FEWEST, Interval, Summary
 
-_CHARS = 60
+_CHARS: Final = 60
+_LISTED: Final = 8
+"""Conditions that are named; there can be hundreds, where one run knows nothing of the server's arguments."""
 
 
 @click.command()
@@ -44,8 +50,8 @@ def compare(one: Path, other: Path, allow_differences: bool, as_json: bool) -> N
         measured = {} if refused else {"series": found.series}
         print_json({"one": str(one), "other": str(other), "compared": not refused, **shown, **measured})
     if refused:
-        for difference in found.differences:
-            note(_told(difference))
+        for line in _told(found.differences):
+            note(line)
         for line in _copies(found):
             note(line)
         count = len(found.differences)
@@ -69,8 +75,8 @@ def _load(path: Path) -> Evidence:
 
 
 def _show(found: Comparison) -> None:
-    for difference in found.differences:
-        click.echo(f"differs: {_told(difference)}")
+    for line in _told(found.differences):
+        click.echo(f"differs: {line}")
     for line in _copies(found):
         click.echo(line)
     if found.unknown:
@@ -124,12 +130,30 @@ def _interval(interval: Interval | None) -> str:
     return "-" if interval is None else f"{interval.low:+.1f} to {interval.high:+.1f}"
 
 
-def _told(difference: Difference) -> str:
-    return f"{difference.name}: {_short(difference.one)} | {_short(difference.other)}"
+def _told(found: Sequence[Difference]) -> Iterator[str]:
+    """A line for each; what only one run knows of a section is one line when it is much."""
+    sections: dict[tuple[str, str], list[Difference]] = defaultdict(list)
+    for difference in found:
+        if NOT_THERE in (difference.one, difference.other):
+            sections[_section(difference)].append(difference)
+    for difference in found:
+        of_section = sections.get(_section(difference), [])
+        if difference not in of_section or len(of_section) <= _LISTED:
+            yield f"{difference.name}: {_short(difference.one)} | {_short(difference.other)}"
+        elif difference == of_section[0]:
+            section, where = _section(difference)
+            names = _names([msgspec.structs.replace(one, name=one.name.partition(".")[2]) for one in of_section])
+            yield f"{section}: {len(of_section)} conditions are known of {where} alone ({names})"
+
+
+def _section(difference: Difference) -> tuple[str, str]:
+    """The first part of its name, and the run that has it when only one has."""
+    return difference.name.partition(".")[0], "one" if difference.other == NOT_THERE else "other"
 
 
 def _names(found: Sequence[Difference]) -> str:
-    return ", ".join(difference.name for difference in found)
+    more = f", and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+    return ", ".join(difference.name for difference in found[:_LISTED]) + more
 
 
 def _short(value: str) -> str:
