@@ -51,7 +51,10 @@ def test_a_repeat_request_gets_a_proven_tier(tmp_path: Path) -> None:
     assert sent["C"].output_ids == sent["A"].output_ids
     report = verify_bundle(result.bundle.path)
     assert report.ok, report.problems
-    assert open_bundle(result.bundle.path).verdicts == result.bundle.verdicts
+    opened = open_bundle(result.bundle.path)
+    assert opened.verdicts == result.bundle.verdicts
+    # As with any other run, so that it can be compared with one.
+    assert opened.environment["model"]["weights_sha256"] and set(opened.environment["memory"]) == {"before", "after"}
 
 
 @pytest.mark.slow

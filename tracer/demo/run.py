@@ -11,7 +11,9 @@ from typing import Literal
 import msgspec
 
 from kvwitness.collectors.environment import find_server_processes, host_facts
-from kvwitness.tracer.bundle.abc import inputs_of_run
+from kvwitness.collectors.memory import memory_of
+from kvwitness.collectors.model_files import model_files
+from kvwitness.tracer.bundle.abc import Surroundings, inputs_of_run
 from kvwitness.tracer.bundle.places import recorded_journals
 from kvwitness.tracer.bundle.write import BundleInfo, write_bundle
 from kvwitness.tracer.demo.faults import KillDuringLoad, cut_journals
@@ -111,14 +113,19 @@ def run_demo(options: DemoOptions, out: Path, progress: Progress, *, replace: bo
     progress.phase(f"Starting SGLang {environment.release} with HiCache on the CPU")
     with StandServer(environment, model, server_options, workdir=workdir) as server:
         with ServerClient(server.url) as client, _killer(variant, journals, server):
+            memory = {"before": memory_of(server.url)}
             run = run_abc(_protocol(options), client, JournalObserver(journals), progress)
+            memory["after"] = memory_of(server.url)
         processes = find_server_processes(server.url)
         progress.phase("Stopping the server")
     if variant.cut_journal:
         cut_journals(journals)
     with finishing(progress.phase):
         progress.phase("Writing the evidence bundle")
-        inputs = inputs_of_run(run, host_facts(), processes, recorded_journals(journals), "the demo's own server")
+        files = model_files(run.server.raw_server, run.server.raw_model, local=True)
+        around = Surroundings(model=files, memory=memory)
+        paths = recorded_journals(journals)
+        inputs = inputs_of_run(run, host_facts(), processes, paths, "the demo's own server", around)
         bundle = write_bundle(out, inputs, spans=span_lines, replace=replace)
     return DemoResult(run, bundle, workdir / "server.log")
 
