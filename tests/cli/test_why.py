@@ -81,8 +81,8 @@ def test_an_over_eviction_is_said(kvwitness: Command, tmp_path: Path) -> None:
     text = " ".join(kvwitness("explain", folder_of(tmp_path, server.events), "again").stdout.split())
     assert "by the prefill allocation of request big at " in text
     assert (
-        "192 tokens asked, 128 free, 80 more needed, 192 freed; over-eviction: 112 more were asked for than needed, "
-        "112 more freed"
+        "192 tokens asked (128 were free, and 80 needed beyond them), 192 freed; "
+        "over-eviction: 112 more were asked for than needed, 112 more freed"
     ) in text
     assert "Why not in L2? (tokens 0 to 64, which request victim-3 had)" in text
     assert "no host slots for its copy: 64 tokens to store, 32 free" in text

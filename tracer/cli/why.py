@@ -89,9 +89,8 @@ def _eviction(eviction: ForcedEviction) -> str:
     whom = f" of request {', '.join(eviction.rids)}" if eviction.rids else ""
     words = f"by the {eviction.cause}{whom} at {at} UTC: {eviction.asked} tokens asked"
     if eviction.free is not None:
-        words += f", {eviction.free} free"
-    if eviction.needed is not None:
-        words += f", {eviction.needed} more needed"
+        beyond = "" if eviction.needed is None else f", and {eviction.needed} needed beyond them"
+        words += f" ({eviction.free} were free{beyond})"
     words += ", freed not recorded" if eviction.freed is None else f", {eviction.freed} freed"
     if eviction.overasked:
         words += f"; over-eviction: {eviction.overasked} more were asked for than needed, {eviction.surplus} more freed"
