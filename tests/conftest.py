@@ -1,4 +1,4 @@
-"""For every test: no journal stays open behind it.
+"""For every test: no journal stays open behind it, and Ctrl-C interrupts.
 
 A server is asked where it records by the journals that its process holds open, and a fake server's process is that of
 the tests.
@@ -6,12 +6,17 @@ the tests.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from kvwitness.patches.recorder import Recorder
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Behind `&` in a script the shell has SIGINT ignored, for the commands that tests start as well.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvwitness.patches.schema.events import AtAttach, Eviction, PathNode, ResidentNode
+from kvwitness.tracer.ledger.beginnings import Beginnings
 from kvwitness.tracer.ledger.chains import Chain, same_prefix, shared_prefix
 from kvwitness.tracer.ledger.facts import MatchedNode, Moment, Residency
 from kvwitness.tracer.ledger.numbers import Numbers
@@ -61,7 +62,7 @@ class TreeView:
         self._epoch = epoch
         self._close = close
         self._nodes: dict[int, Node] = {}
-        self._by_start: dict[int, set[int]] = {}
+        self._beginnings = Beginnings()
         self._moved: list[tuple[int, str]] = []
         self._looks = self._looked = 0
         self._forgotten = Numbers()
@@ -74,13 +75,16 @@ class TreeView:
         if node.id in self._forgotten:
             node.known, node.doubt = False, True
         self._nodes[node.id] = node
-        self._by_start.setdefault(node.start, set()).add(node.id)
+        self._beginnings.put(node.id, node.start, node.chain)
         return node
 
     def _move_start(self, node: Node, start: int) -> None:
-        self._by_start.get(node.start, set()).discard(node.id)
         node.start = start
-        self._by_start.setdefault(start, set()).add(node.id)
+        self._beginnings.put(node.id, start, node.chain)
+
+    def _of_chain(self, node: Node, chain: Chain | None) -> None:
+        node.chain = chain
+        self._beginnings.put(node.id, node.start, chain)
 
     def follow(self, path: tuple[PathNode, ...], chain: Chain | None) -> list[Node]:
         """The nodes of a path that the tree reported for a sequence; splits since the last look are applied."""
@@ -103,7 +107,7 @@ class TreeView:
                 node.end = step.end
             node.seen = self._looks
             if node.chain is None:
-                node.chain = chain
+                self._of_chain(node, chain)
             elif shared_prefix(chain, node.chain, step.end) == -1:
                 node.doubt = True
             if chain is not None:
@@ -118,9 +122,9 @@ class TreeView:
         if step.node in self._forgotten:
             return self._place(Node(step.node, step.start, step.end, chain, known=False))
         candidates: list[Node] = []
-        for number in self._by_start.get(step.start, ()):
-            other = self._nodes[number]
-            if other.end <= step.end:
+        for number in on_path.union(self._beginnings.like(step.start, step.end, chain)):
+            other = self._nodes.get(number)
+            if other is None or other.start != step.start or other.end <= step.end:
                 continue
             # Either the path goes on through the rest of it, or the digests show a page of it to be equal: no two
             # children of a node begin with the same page. That it is the only one known to begin here says nothing.
@@ -165,7 +169,7 @@ class TreeView:
                 node.evicted = node.evicted_how = node.evicted_call = None
                 node.known = True
                 if chain is not None:
-                    node.chain = chain
+                    self._of_chain(node, chain)
 
     def seen_at_attach(self, event: ResidentNode, chain: Chain | None, at: Moment) -> str | None:
         """A node was found in the tree of a running server; why that cannot be, in words.
@@ -192,7 +196,7 @@ class TreeView:
         if node.chain is None or not node.known:
             if shared_prefix(chain, node.chain, node.end) == -1:
                 node.doubt = True
-            node.chain = chain
+            self._of_chain(node, chain)
         elif shared_prefix(chain, node.chain, node.end) == -1:
             node.doubt = True
         node.known = True
@@ -295,7 +299,7 @@ class TreeView:
         for node in self._nodes.values():
             self._close_node(node, until)
         self._nodes.clear()
-        self._by_start.clear()
+        self._beginnings.clear()
         self._loading.clear()
 
     def contradictions(self, path: tuple[PathNode, ...], moment: Moment) -> list[tuple[int, str]]:
@@ -345,10 +349,7 @@ class TreeView:
                 continue
             del self._nodes[node.id]
             self._forgotten.add(node.id)
-            numbers = self._by_start[node.start]
-            numbers.discard(node.id)
-            if not numbers:
-                del self._by_start[node.start]
+            self._beginnings.drop(node.id)
         self._looked = self._looks
         self._forgotten.compact()
 
