@@ -150,7 +150,8 @@ class Witness:
         """What that put into L2: tokens, how many of them were there already, slots."""
         # --- tables
         self.chains: dict[str, Chain] = {}
-        self.batches: dict[str, deque[int]] = {}
+        self.batches: dict[str, list[int]] = {}
+        """Request id -> its passes whose results were not processed yet."""
         self._ended: deque[str] = deque()
         """Requests that are over, and of which a last event may still come under the number that they have."""
         self.transfer_of_write: dict[int, tuple[int, Any]] = {}
@@ -325,16 +326,19 @@ class Witness:
                 self.emit(PrefixPoint, number, position, tail=digest)
 
     def forget(self, req: Any) -> None:
-        """The request is over: drop what was kept for it."""
+        """The request is over: drop what was kept for it.
+
+        Its last pass may still be under way: PrefillDone of a request that ends with its first token comes after this.
+        """
         rid = req.rid
         self.chains.pop(rid, None)
-        self.batches.pop(rid, None)
         self._ended.append(rid)
         if len(self._ended) > _ENDED_KEPT:
             oldest = self._ended.popleft()
             # An id can be in use again: then it comes here again.
             if oldest not in self.chains and self.recorder is not None:
                 self.recorder.forget_text(oldest)
+                self.batches.pop(oldest, None)
 
     # --- host slots ----------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ All on the scheduler thread. Decode steps leave no event: only prefill decides w
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 from kvwitness.patches.contract import HIMAMBA, HIRADIX, UNIFIED, UNIFIED_OBJ, Args, Hook, Kwargs, argument
@@ -183,7 +182,7 @@ def _enter_run_batch(w: Witness, args: Args, kwargs: Kwargs) -> None:
             # The request's own fields may be those of its next chunk already: the batch has its own.
             start = int(batch.prefix_lens[i])
             end, whole = start + int(batch.extend_lens[i]), len(req.origin_input_ids) + len(req.output_ids)
-        w.batches.setdefault(req.rid, deque()).append(number)
+        w.batches.setdefault(req.rid, []).append(number)
         w.emit(Prefill, w.req_id(req), number, start, end, int(end >= whole))
 
 
@@ -192,7 +191,10 @@ def _after_prefill_result(w: Witness, _: Any, result: Any, args: Args, kwargs: K
     for req in batch.reqs:
         waiting = w.batches.get(req.rid)
         if waiting:
-            number = waiting.popleft()
+            number = waiting.pop(0)
+            if not waiting:
+                # Also for a request that has ended meanwhile: nobody would look for it again.
+                del w.batches[req.rid]
             layers.batch_ended(w, number)
             w.emit(PrefillDone, w.req_id(req), number, len(req.output_ids))
 
@@ -220,11 +222,7 @@ def _after_release(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) 
         int(getattr(req, "cached_tokens_storage", -1)),
     )
     if state != ReleaseState.RETRACTED:
-        # PrefillDone of a request that ends with its first token comes after this.
-        waiting = w.batches.get(req.rid)
         w.forget(req)
-        if waiting:
-            w.batches[req.rid] = waiting
 
 
 def _enter_finished(w: Witness, args: Args, kwargs: Kwargs) -> Any:
