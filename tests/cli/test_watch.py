@@ -58,6 +58,7 @@ def test_what_cannot_be_watched_is_one_line(
 def test_a_folder_in_which_nothing_has_recorded_is_said(tmp_path: Path) -> None:
     done = run("watch", "--dir", str(tmp_path), "--for", "0.5", "--listen", "off")
     assert done.returncode == 0 and f"no journals in {tmp_path} yet" in done.stderr
+    assert f"watching {tmp_path} for 0.5 s, or until Ctrl-C" in done.stderr
 
 
 def test_json_lines_for_pipes(folder: Path) -> None:

@@ -46,7 +46,7 @@ def met_expectations() -> str:
 
 def _unmet(verdict: RequestVerdict | None, tier: Tier) -> str | None:
     if verdict is None:
-        return f"expected {tier.value}, there is no verdict"
+        return f"expected {tier.value}, and nothing was recorded of it"
     wanted = (Grade.RECOMPUTED,) if tier is Tier.RECOMPUTED else (Grade.CONFIRMED, Grade.VERIFIED)
     if verdict.tier is tier and verdict.grade in wanted:
         return None

@@ -35,6 +35,11 @@ def note(text: str) -> None:
     click.echo(runnable(text), err=True)
 
 
+def until_told(seconds: float | None) -> str:
+    """How long something goes on, for a note: ``seconds`` is what --for says."""
+    return "until Ctrl-C" if seconds is None else f"for {seconds:g} s, or until Ctrl-C"
+
+
 def console() -> Console:
     """Standard output for people: as wide as the terminal, or as COLUMNS says."""
     narrow = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()

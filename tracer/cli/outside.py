@@ -29,7 +29,7 @@ from kvwitness.tracer.bundle.witnesses import Outside, derive_outside
 from kvwitness.tracer.bundle.write import BundleInputs, check_destination, write_bundle
 from kvwitness.tracer.cli.bundles import bundle_errors
 from kvwitness.tracer.cli.errors import UserError
-from kvwitness.tracer.cli.output import console, display, note, print_json
+from kvwitness.tracer.cli.output import console, display, note, print_json, until_told
 from kvwitness.tracer.cli.table import grade_text
 from kvwitness.tracer.interrupt import finishing
 from kvwitness.tracer.judgement import judge
@@ -165,7 +165,7 @@ def _record(wanted: Wanted, writer: Writer, stop: Stop, seconds: float | None) -
 
     recorder = Recorder(wanted, sink)
     info = recorder.begin()
-    note(f"recording SGLang {info.version or 'of unknown version'} at {wanted.url} from outside, until Ctrl-C")
+    note(f"recording SGLang {info.version or 'of unknown version'} at {wanted.url} from outside, {until_told(seconds)}")
     for witness, why in recorder.not_recorded.items():
         note(f"not recorded: {witness}: {why}")
     deadline = None if seconds is None else time.monotonic() + seconds

@@ -21,7 +21,7 @@ from kvwitness.tracer.bundle.places import is_bundle_folder
 from kvwitness.tracer.bundle.rows import rows_of
 from kvwitness.tracer.cli.address import web_address
 from kvwitness.tracer.cli.errors import UserError
-from kvwitness.tracer.cli.output import console, json_option, note
+from kvwitness.tracer.cli.output import console, json_option, note, until_told
 from kvwitness.tracer.cli.outside import given_sources, recorder_errors
 from kvwitness.tracer.cli.show import is_health_check
 from kvwitness.tracer.model import CrossCheck
@@ -81,7 +81,7 @@ def watch(
     exporter = Exporter()
     with _listening(exporter, listen) as address, recorder_errors(url or ""), stop_on_signal(None) as stop:
         watched = " and ".join(str(one) for one in (source.directory, url) if one is not None)
-        note(f"watching {watched} until Ctrl-C{f'; metrics at {address}' if address else ''}")
+        note(f"watching {watched} {until_told(seconds)}{f'; metrics at {address}' if address else ''}")
         if source.directory is not None and not find_journals(source.directory):
             note(f"no journals in {source.directory} yet: nothing has recorded there")
         until = _Until(stop, seconds)
