@@ -34,8 +34,11 @@ def demo(tmp_path: Path, variant: str = "none", **options: object) -> DemoResult
     return run_demo(chosen, tmp_path / "bundle", SilentProgress())
 
 
-def test_a_repeat_request_gets_a_proven_tier(tmp_path: Path) -> None:
+def test_a_repeat_request_gets_a_proven_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "temp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temp"))
     result = demo(tmp_path)
+    assert not list((tmp_path / "temp").glob("kvwitness-*")), "what the bundle holds is kept twice"
     a, b, c = (about(result, series) for series in "ABC")
     assert a is not None and (a.tier, a.grade, a.sentence) == (Tier.RECOMPUTED, Grade.RECOMPUTED, "recomputed")
     assert b is not None and (b.tier, b.grade, b.sentence) == (Tier.L1, Grade.CONFIRMED, "L1 read confirmed")

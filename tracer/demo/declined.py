@@ -9,6 +9,7 @@ threshold (10 tokens).
 from __future__ import annotations
 
 import random
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -68,7 +69,9 @@ def run_declined(release: str, out: Path, progress: Progress, *, replace: bool =
         metrics={"before": before, "after": after},
     )
     progress.phase("Writing the evidence bundle")
-    return DeclinedResult(write_bundle(out, inputs, spans=span_lines, replace=replace), records)
+    bundle = write_bundle(out, inputs, spans=span_lines, replace=replace)
+    shutil.rmtree(workdir, ignore_errors=True)
+    return DeclinedResult(bundle, records)
 
 
 def _steps(client: ServerClient, observer: JournalObserver, progress: Progress) -> tuple[RequestRecord, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,14 +76,13 @@ class DemoResult(msgspec.Struct, frozen=True):
 
     run: AbcRun
     bundle: BundleInfo
-    server_log: Path
 
 
 def run_demo(options: DemoOptions, out: Path, progress: Progress, *, replace: bool = True) -> DemoResult:
     """Build what is missing, run the demo and write the bundle to ``out``.
 
-    Raises what its parts raise: StandBuildError, StandServerError, ServerUnavailable, BundleError. The
-    journals and the server's log stay in a folder that the error names, or in the bundle.
+    Raises what its parts raise: StandBuildError, StandServerError, ServerUnavailable, BundleError. Then the
+    journals and the server's log stay in a temporary folder; else the journals are in the bundle.
     """
     environment = ensure_environment(progress, release=options.release)
     model = ensure_model(environment, progress, options.model)
@@ -127,7 +127,9 @@ def run_demo(options: DemoOptions, out: Path, progress: Progress, *, replace: bo
         paths = recorded_journals(journals)
         inputs = inputs_of_run(run, host_facts(), processes, paths, "the demo's own server", around)
         bundle = write_bundle(out, inputs, spans=span_lines, replace=replace)
-    return DemoResult(run, bundle, workdir / "server.log")
+    # A journal whose process was killed is as large as its quota: a quarter of a GiB for each demo.
+    shutil.rmtree(workdir, ignore_errors=True)
+    return DemoResult(run, bundle)
 
 
 def _python_path(overlay: Path | None) -> dict[str, str]:
