@@ -20,17 +20,17 @@ from kvwitness.tracer.ledger import facts as ft
 from kvwitness.tracer.ledger.attached import Unseen
 from kvwitness.tracer.ledger.chains import Chain, cell_tokens
 from kvwitness.tracer.ledger.digests import PageDigests
+from kvwitness.tracer.ledger.evictions import L1Evictions, L2Evictions
+from kvwitness.tracer.ledger.gaps import Gaps
 from kvwitness.tracer.ledger.hostpool import Content, HostView
 from kvwitness.tracer.ledger.numbers import Numbers
-from kvwitness.tracer.ledger.opened import OpenBackup, OpenEviction, OpenLoad
+from kvwitness.tracer.ledger.opened import OpenBackup, OpenLoad
 from kvwitness.tracer.ledger.requests import OpenChunk, OpenRequest
 from kvwitness.tracer.ledger.runs import overlap, skip, tiles
 from kvwitness.tracer.ledger.states import StatePools
 from kvwitness.tracer.ledger.storage import StorageView
+from kvwitness.tracer.ledger.transfers import Transfers
 from kvwitness.tracer.ledger.tree import TreeView
-
-_FREED_KEPT = 10_000
-"""Of what was given back outside a recorded L2 eviction so much is kept for the next one."""
 
 ANCHOR_POOL = 0
 """Number of the host pool whose slots are the identity of full-attention KV."""
@@ -74,24 +74,14 @@ class Ledger:
         self._requests: list[OpenRequest] = []
         self._backups: list[OpenBackup] = []
         self._backup_nodes: dict[int, int] = {}
-        self._pending_backups: dict[int, list[OpenBackup]] = defaultdict(list)
         self._loads: list[OpenLoad] = []
         self._copying: dict[int, OpenLoad] = {}
         """Loads of this epoch whose completion was not seen yet."""
-        self._pending_loads: dict[int, list[OpenLoad]] = defaultdict(list)
-        self._transfers: dict[int, tuple[ev.TransferStarted, list[OpenLoad]]] = {}
-        self._transfer_numbers = Numbers()
-        self._launched = {ev.Direction.D2H: 0, ev.Direction.H2D: 0}
-        """The last launch of each direction: what waits for the next one was queued behind it."""
         self._counted = 0
         """The last event that carried the host pool's own count."""
-        self._evictions: dict[int, OpenEviction] = {}
-        self._evicting: list[OpenEviction] = []
-        self._host_evictions: list[ft.HostEviction] = []
-        self._freed_since: list[ev.Run] = []
-        self._left_l2: list[ft.HostVictim] = []
-        """Usable copies in these slots."""
-        self._evicting_host: tuple[ev.EvictHostBegin, ft.Moment] | None = None
+        self._gaps = Gaps()
+        self._l1_evictions = L1Evictions(self._gaps)
+        self._l2_evictions = L2Evictions()
         self._rejections: list[ft.Rejection] = []
         self._inserting: dict[int, tuple[int, Content]] = {}
         """Node -> request and content of a backup since the last insert of which only the next one says whose it is."""
@@ -101,13 +91,13 @@ class Ledger:
         self._pages = PageDigests()
         self._storage = StorageView(self._name)
         self._states = StatePools(self._name)
+        self._facts: dict[str, Any] = {}
         self._attached = Unseen()
+        self._transfers = Transfers(self._gaps, self._attached, self._facts)
         self._found: list[ft.Found] = []
         self._epochs: list[ft.EpochFact] = []
-        self._facts: dict[str, Any] = {}
         self._hooks: tuple[ft.HookState, ...] = ()
         self._failures: dict[str, int] = {}
-        self._gaps: list[tuple[int, int, str]] = []
         self._anomalies: list[str] = []
         self._epoch = 0
         self._tree = TreeView(0, self._residencies.append)
@@ -116,7 +106,7 @@ class Ledger:
         self._context: set[int] = set()
         self._times: deque[tuple[int, int]] = deque([(0, 0)])
         """The time of an event now and then, as far back as is asked for."""
-        self._seq_before = self._first = 0
+        self._first = 0
         self._last_ns: int | None = None
         self._handlers: dict[type[ev.Event], Callable[[Any, ft.Moment], None]] = {
             ev.Text: self._text,
@@ -136,11 +126,11 @@ class Ledger:
             ev.EvictBegin: self._evict_begin,
             ev.L1Room: self._l1_room,
             ev.EvictedL1: self._evicted,
-            ev.EvictEnd: self._evict_end,
+            ev.EvictEnd: self._l1_evictions.end,
             ev.Reset: self._reset,
             ev.BackupQueued: self._backup_queued,
-            ev.TransferStarted: self._transfer_started,
-            ev.BackupAcked: self._backup_acked,
+            ev.TransferStarted: self._transfers.started,
+            ev.BackupAcked: self._transfers.backup_acked,
             ev.LoadQueued: self._load_queued,
             ev.LoadDone: self._load_done,
             ev.LoadWaited: self._load_waited,
@@ -148,7 +138,7 @@ class Ledger:
             ev.HostFree: self._host_free,
             ev.HostClear: self._host_clear,
             ev.BackupRejected: self._backup_rejected,
-            ev.EvictHostBegin: self._evict_host_begin,
+            ev.EvictHostBegin: self._l2_evictions.begin,
             ev.EvictHost: self._evict_host,
             ev.BackupDigested: self._pages.backed_up,
             ev.LoadDigested: self._pages.loaded,
@@ -176,16 +166,12 @@ class Ledger:
             if handler is not None:
                 handler(event, ft.Moment(event.seq, event.t_ns, type(event).__name__))
             self._first = self._first or event.seq
-            self._seq_before, self._last_ns = event.seq, event.t_ns
+            self._gaps.before, self._last_ns = event.seq, event.t_ns
         if self._last_ns is not None:
-            self._times.append((self._seq_before, self._last_ns))
+            self._times.append((self._gaps.before, self._last_ns))
 
     def _name(self, number: int) -> str | None:
         return self._texts.get(number) if number else None
-
-    def _gap(self, seq: int, cause: str) -> None:
-        """Something between the previous event and ``seq`` was not recorded."""
-        self._gaps.append((self._seq_before, seq, cause))
 
     # --- journal and instance ------------------------------------------------------------------------
 
@@ -216,9 +202,9 @@ class Ledger:
                     for h in facts["hooks"]
                 )
         elif event.kind == ev.FactKind.INSTANCE:
-            if self._transfer_numbers and "bytes_per_token" not in self._facts:
+            if self._transfers.any_seen and "bytes_per_token" not in self._facts:
                 # Nothing was known to check them with.
-                self._gaps.append((0, event.seq, "transfers were recorded before what the instance is"))
+                self._gaps.since(0, event.seq, "transfers were recorded before what the instance is")
             self._facts.update(facts)
             page = facts.get("page_size")
             if isinstance(page, int):
@@ -242,8 +228,7 @@ class Ledger:
         page = self._host.page
         self._tree = TreeView(self._epoch, self._residencies.append)
         self._host = HostView(page, self._residencies.append, self._host.available)
-        self._pending_backups.clear()
-        self._pending_loads.clear()
+        self._transfers.reset()
         self._inserting.clear()
         self._lost_while_copying(None)
         self._copying.clear()
@@ -286,7 +271,7 @@ class Ledger:
             return
         chain = self._chains.setdefault(rid, Chain(rid))
         if not chain.add_cells(event.grid, event.first_cell, event.digests):
-            self._gap(event.seq, f"the prefix digests of {rid} do not continue")
+            self._gaps.here(event.seq, f"the prefix digests of {rid} do not continue")
 
     def _point(self, event: ev.PrefixPoint, _: ft.Moment) -> None:
         chain = self._chain(event.req)
@@ -303,7 +288,7 @@ class Ledger:
             return
         request = self._request(event.req, moment)
         if request is not None and request.released is not None:
-            self._gap(event.seq, f"request {request.rid} was matched after it had ended")
+            self._gaps.here(event.seq, f"request {request.rid} was matched after it had ended")
         self._undigested(event, chain)
         nodes = self._tree.matched(event.path, chain)
         self._compare(event.path, moment)
@@ -328,7 +313,7 @@ class Ledger:
     def _nameless(self, event: ev.Inserted | ev.Matched) -> bool:
         """An event for a request whose name was not recorded: whose tokens its path holds is not known."""
         if event.req and self._name(event.req) is None:
-            self._gap(event.seq, f"event {event.seq} is about a request without a name")
+            self._gaps.here(event.seq, f"event {event.seq} is about a request without a name")
             return True
         return False
 
@@ -346,12 +331,14 @@ class Ledger:
         # Only a prompt of less than a cell has nothing but the digest of its end: behind a hole that is no help.
         covered, missing = (len(cells) * grid, grid) if cells or end >= grid else (max(points, default=0), 1)
         if end - covered >= missing:
-            self._gap(event.seq, f"event {event.seq} follows a path for a prompt whose digests do not reach as far")
+            self._gaps.here(
+                event.seq, f"event {event.seq} follows a path for a prompt whose digests do not reach as far"
+            )
 
     def _compare(self, path: tuple[ev.PathNode, ...], moment: ft.Moment) -> None:
         """The tree's own word on what is in L1, against what the events say: where they differ, some are missing."""
         for since, what in self._tree.contradictions(path, moment):
-            self._gaps.append((since, moment.seq, what))
+            self._gaps.since(since, moment.seq, what)
 
     def _prior(self, chain: Chain | None) -> tuple[str | None, int, int]:
         """The earlier request that shares the longest prefix with a sequence."""
@@ -366,7 +353,7 @@ class Ledger:
         request = self._request(event.req, moment)
         if request is not None and request.admitted is None:
             if request.decision is not None:
-                self._gap(event.seq, f"two load-back decisions for one match of {request.rid}")
+                self._gaps.here(event.seq, f"two load-back decisions for one match of {request.rid}")
             request.decision = ft.DecisionFact(
                 moment, event.node, event.promised, event.loaded, event.wanted, event.reason
             )
@@ -389,7 +376,7 @@ class Ledger:
             if chunk.batch == event.batch and chunk.done is None:
                 chunk.done, chunk.output_tokens = moment, event.output_tokens
                 return
-        self._gap(event.seq, f"the result of a prefill of {request.rid} that was not launched, or not once more")
+        self._gaps.here(event.seq, f"the result of a prefill of {request.rid} that was not launched, or not once more")
 
     def _released(self, event: ev.Released, moment: ft.Moment) -> None:
         request = self._request(event.req, moment)
@@ -436,41 +423,22 @@ class Ledger:
 
     def _evict_begin(self, event: ev.EvictBegin, moment: ft.Moment) -> None:
         rids = tuple(self._texts.get(number, f"#{number}") for number in event.reqs)
-        call = self._evictions[event.call] = OpenEviction(event, self._epoch, rids, moment)
-        self._evicting.append(call)
+        self._l1_evictions.begin(event, self._epoch, rids, moment)
 
     def _l1_room(self, event: ev.L1Room, _: ft.Moment) -> None:
-        call = self._evictions.get(event.call)
-        if call is not None and event.free >= 0:
-            call.free = event.free
+        self._l1_evictions.room(event)
 
     def _evicted(self, event: ev.EvictedL1, moment: ft.Moment) -> None:
         if event.how in _LEFT_L1:
             wrong = self._tree.impossible(event.node, event.start, event.end)
             if wrong is not None:
-                self._gap(event.seq, wrong)
+                self._gaps.here(event.seq, wrong)
         owner = self._tree.evicted(event.node, event.start, event.end, event.how, event.call, moment)
-        call = self._evictions.get(event.call)
-        victim = ft.Victim(moment, event.node, owner, event.start, event.end, event.how, event.tokens)
-        if call is None or not self._evicting or call is not self._evicting[-1]:
-            self._gap(event.seq, "a node was evicted outside a recorded eviction")
-        else:
-            call.victims.append(victim)
+        self._l1_evictions.victim(event, owner, moment)
         plain = event.how in (ev.Eviction.DEMOTED, ev.Eviction.DROPPED) and event.start >= 0
         if plain and event.tokens not in (0, event.end - event.start):
-            self._gap(event.seq, f"node {event.node} was evicted with {event.tokens} tokens, it has other positions")
-
-    def _evict_end(self, event: ev.EvictEnd, moment: ft.Moment) -> None:
-        call = self._evictions.get(event.call)
-        if call is None or not self._evicting or call is not self._evicting[-1]:
-            self._gap(event.seq, "an eviction ended that was not under way")
-            return
-        self._evicting.pop()
-        call.freed, call.end = event.freed, moment
-        seen = sum(victim.tokens for victim in call.victims)
-        if seen != event.freed:
-            self._gaps.append(
-                (call.moment.seq, moment.seq, f"the eviction freed {event.freed} tokens, its victims held {seen}")
+            self._gaps.here(
+                event.seq, f"node {event.node} was evicted with {event.tokens} tokens, it has other positions"
             )
 
     # --- L2 ------------------------------------------------------------------------------------------
@@ -483,101 +451,16 @@ class Ledger:
         backup = OpenBackup(event, self._epoch, self._name(event.req), content, moment)
         self._backups.append(backup)
         self._backup_nodes[event.seq] = event.node
-        self._pending_backups[event.node].append(backup)
+        self._transfers.backup_queued(backup)
         if event.start < 0 or event.end - event.start != event.tokens:
-            self._gap(event.seq, f"the positions of backup {event.seq} are not known")
+            self._gaps.here(event.seq, f"the positions of backup {event.seq} are not known")
         elif self._tree.elsewhere(event.node, event.start, event.end):
-            self._gap(event.seq, f"backup {event.seq} is of other positions than node {event.node} has")
+            self._gaps.here(event.seq, f"backup {event.seq} is of other positions than node {event.node} has")
         elif not self._host.written(event.slots, content):
-            self._gap(
+            self._gaps.here(
                 event.seq, f"the slots of backup {event.seq} were not allocated for it, or do not cover its tokens"
             )
         self._lost_while_copying(event.slots)
-
-    def _transfer_started(self, event: ev.TransferStarted, moment: ft.Moment) -> None:
-        if event.direction not in self._launched:
-            self._gap(event.seq, f"transfer {event.transfer} copies in a direction that this version does not know")
-            return
-        # A launch takes everything that waits. Where it does not add up, something was not recorded since the last.
-        since, self._launched[event.direction] = self._launched.get(event.direction, 0), event.seq
-        wrong = self._start(event, moment)
-        per_token = self._facts.get("bytes_per_token")
-        if event.transfer in self._transfer_numbers:
-            wrong = "has the number of an earlier one"
-        elif len(set(event.nodes)) != len(event.nodes):
-            wrong = "names a node twice"
-        elif isinstance(per_token, int) and not self._bytes_fit(event, per_token):
-            wrong = f"moves {event.bytes} bytes for {event.tokens} tokens"
-        self._transfer_numbers.add(event.transfer)
-        if wrong is not None:
-            self._gaps.append((since, event.seq, f"transfer {event.transfer} {wrong}"))
-
-    def _bytes_fit(self, event: ev.TransferStarted, per_token: int) -> bool:
-        """Where further pools take part in a transfer there are more bytes."""
-        alone = len(self._facts.get("pools") or ()) <= 1
-        expected = event.tokens * per_token
-        return event.bytes == expected if alone else event.bytes >= expected
-
-    def _start(self, event: ev.TransferStarted, moment: ft.Moment) -> str | None:
-        """Everything that waits to be copied in this direction is on its way; what does not fit, in words."""
-        unseen, tokens, forgotten = self._attached.launched(event.transfer, event.direction, event.nodes)
-        if event.direction == ev.Direction.D2H:
-            waiting = [b for pending in self._pending_backups.values() for b in pending if b.started is None]
-            twice = len({b.queued.node for b in waiting}) != len(waiting)
-            for backup in waiting:
-                if backup.queued.node in event.nodes:
-                    backup.started, backup.transfer = moment, event.transfer
-                    tokens += backup.queued.tokens
-            left_out = [b.queued.node for b in waiting if b.started is None]
-            queued = unseen + len(waiting) - len(left_out)
-            for number, pending_backups in list(self._pending_backups.items()):
-                started = [b for b in pending_backups if b.started is not None]
-                if started:
-                    self._pending_backups[number] = started
-                else:
-                    del self._pending_backups[number]
-            if twice:
-                return "copies a node that was queued twice"
-        else:
-            loads: list[OpenLoad] = []
-            for node in event.nodes:
-                pending = self._pending_loads.get(node)
-                if pending:
-                    load = pending.pop(0)
-                    load.started, load.transfer = moment, event.transfer
-                    load.transfer_tokens, load.transfer_bytes = event.tokens, event.bytes
-                    loads.append(load)
-                    tokens += load.queued.tokens
-            self._transfers[event.transfer] = (event, loads)
-            left_out = [node for node, pending in self._pending_loads.items() if pending]
-            queued = unseen + len(loads)
-            self._pending_loads.clear()
-        left_out += forgotten
-        if left_out:
-            return f"leaves out node {left_out[0]}, which was queued"
-        if queued != len(event.nodes):
-            return f"copies {len(event.nodes)} nodes, {queued} were queued"
-        return None if tokens == event.tokens else f"copies {event.tokens} tokens, {tokens} were queued"
-
-    def _backup_acked(self, event: ev.BackupAcked, moment: ft.Moment) -> None:
-        if self._attached.backup_ended(event.transfer, event.node):
-            return
-        pending = self._pending_backups.get(event.node)
-        if not pending:
-            self._gap(event.seq, f"a backup of node {event.node} was acknowledged that was never queued")
-            return
-        backup = pending.pop(0)
-        if not pending:
-            del self._pending_backups[event.node]
-        if backup.started is None:
-            self._gaps.append((backup.moment.seq, event.seq, f"the copy of node {event.node} was never launched"))
-            return
-        if backup.transfer != event.transfer:
-            self._gap(event.seq, f"the acknowledgement of node {event.node} names another transfer")
-            return
-        backup.acked = moment
-        backup.content.usable = moment
-        backup.duration_ns = event.duration_ns if event.duration_ns >= 0 else None
 
     def _load_queued(self, event: ev.LoadQueued, moment: ft.Moment) -> None:
         rid = self._name(event.req)
@@ -587,16 +470,16 @@ class Ledger:
         if event.start >= 0 and covered == event.tokens == event.end - event.start and self._host.whole(event.slots):
             segments = self._host.segments(event.slots, event.start, event.end, self._chain(event.req))
         else:
-            self._gap(event.seq, f"the slots or positions of load {event.seq} are not known")
+            self._gaps.here(event.seq, f"the slots or positions of load {event.seq} are not known")
         path: tuple[ev.PathNode, ...] = ()
         if request is None or request.match is None:
-            self._gap(event.seq, "a load-back was queued for a request that was not matched")
+            self._gaps.here(event.seq, "a load-back was queued for a request that was not matched")
         else:
             path = request.match.path
             # What only passes through host memory is in no node until it is in L1.
             found = tiles(path, event.start, event.end) or ft.transit_mode(self._facts) is not None
             if request.admitted is not None or not found:
-                self._gap(event.seq, "a load-back was queued for tokens that its request's match did not find")
+                self._gaps.here(event.seq, "a load-back was queued for tokens that its request's match did not find")
         segments = tuple(self._with_tail(segment, path) for segment in segments)
         load = OpenLoad(event, self._epoch, rid, moment, segments, path)
         filled = [s for s in segments if s.origin == "prefetch" and s.usable and s.aligned and s.same_prefix]
@@ -604,7 +487,7 @@ class Ledger:
         self._tree.loading(event.start, event.end, path, event.seq, moment, stored)
         self._loads.append(load)
         self._copying[event.seq] = load
-        self._pending_loads[event.node].append(load)
+        self._transfers.load_queued(load)
         if request is not None:
             request.loads.append(event.seq)
 
@@ -621,23 +504,8 @@ class Ledger:
         return msgspec.structs.replace(segment, same_prefix=None)
 
     def _load_done(self, event: ev.LoadDone, moment: ft.Moment) -> None:
-        if self._attached.load_ended(event.transfer):
-            return
-        started = self._transfers.pop(event.transfer, None)
-        if started is None:
-            self._gap(event.seq, f"transfer {event.transfer} ended that never started")
-            return
-        begin, loads = started
-        if (begin.tokens, begin.bytes, begin.nodes) != (event.tokens, event.bytes, event.nodes):
-            self._gap(event.seq, f"transfer {event.transfer} ended with other figures than it started with")
-            if event.tokens < begin.tokens:
-                for load in loads:
-                    load.ended_short = event.tokens
-            return
-        for load in loads:
-            load.done = moment
+        for load in self._transfers.load_done(event, moment):
             self._copying.pop(load.queued.seq, None)
-            load.duration_ns = event.duration_ns if event.duration_ns >= 0 else None
             if load.epoch == self._epoch:
                 queued = load.queued
                 self._tree.loaded(queued.start, queued.end, load.rid, queued.seq, moment)
@@ -645,7 +513,7 @@ class Ledger:
     def _load_waited(self, event: ev.LoadWaited, moment: ft.Moment) -> None:
         loads = [load for load in self._loads if load.transfer == event.transfer]
         if not loads or any(load.waited is not None for load in loads):
-            self._gap(event.seq, f"how transfer {event.transfer} was read was told for no load, or not once")
+            self._gaps.here(event.seq, f"how transfer {event.transfer} was read was told for no load, or not once")
             for load in loads:
                 load.read_early = True  # Which of the two is true is not known.
             return
@@ -669,11 +537,7 @@ class Ledger:
         self._check_count(event, sum(run.length for run in event.slots))
         closed = len(self._residencies)
         self._host.freed(event.slots, moment)
-        self._freed_since.extend(event.slots)
-        self._left_l2.extend(
-            ft.HostVictim(moment, gone.since, gone.node, gone.owner, gone.start, gone.end)
-            for gone in self._residencies[closed:]
-        )
+        self._l2_evictions.freed(event.slots, self._residencies[closed:], moment)
         self._lost_while_copying(event.slots)
 
     def _lost_while_copying(self, slots: tuple[ev.Run, ...] | None) -> None:
@@ -685,7 +549,7 @@ class Ledger:
     def _check_count(self, event: ev.HostAlloc | ev.HostFree, change: int) -> None:
         wrong = self._host.count(event.available, change)
         if wrong is not None:
-            self._gaps.append((self._counted, event.seq, wrong))
+            self._gaps.since(self._counted, event.seq, wrong)
         self._counted = event.seq
 
     def _host_clear(self, event: ev.HostClear, moment: ft.Moment) -> None:
@@ -704,32 +568,8 @@ class Ledger:
             ft.Rejection(moment, self._epoch, rid, owner or rid, event.node, start, end, event.tokens, event.available)
         )
 
-    def _evict_host_begin(self, event: ev.EvictHostBegin, moment: ft.Moment) -> None:
-        self._evicting_host = (event, moment)
-        self._freed_since.clear()
-        self._left_l2.clear()
-
     def _evict_host(self, event: ev.EvictHost, moment: ft.Moment) -> None:
-        begin, self._evicting_host = self._evicting_host, None
-        if begin is not None and begin[0].call != event.call:
-            begin = None
-        self._host_evictions.append(
-            ft.HostEviction(
-                event.call,
-                self._epoch,
-                event.cause,
-                self._name(event.req),
-                event.asked,
-                event.freed,
-                tuple(self._freed_since),
-                moment,
-                tuple(self._left_l2),
-                begin[1] if begin is not None else None,
-                begin[0].available if begin is not None else None,
-            )
-        )
-        self._freed_since.clear()
-        self._left_l2.clear()
+        self._l2_evictions.end(event, self._epoch, self._name(event.req), moment)
 
     # --- L3 ------------------------------------------------------------------------------------------
 
@@ -768,16 +608,16 @@ class Ledger:
         if ft.transit_mode(self._facts) is None:
             content.usable = moment
         if not self._host.written(kept, content):
-            self._gap(event.seq, f"the slots of prefetch {event.seq} do not cover its tokens")
+            self._gaps.here(event.seq, f"the slots of prefetch {event.seq} do not cover its tokens")
 
     # --- attached to a running server ----------------------------------------------------------------
 
     def _snapshot_begin(self, event: ev.SnapshotBegin, _: ft.Moment) -> None:
         if not self._attached.begin():
-            self._gap(event.seq, "what was there before was looked at twice")
+            self._gaps.here(event.seq, "what was there before was looked at twice")
         wrong = self._host.count(event.available, 0)
         if wrong is not None:
-            self._gaps.append((self._counted, event.seq, wrong))
+            self._gaps.since(self._counted, event.seq, wrong)
         self._counted = event.seq
 
     def _snapshot_end(self, _: ev.SnapshotEnd, __: ft.Moment) -> None:
@@ -787,15 +627,12 @@ class Ledger:
         """Something is told that only a look at attach can find, and there is none."""
         wrong = self._attached.outside(event)
         if wrong is not None:
-            self._gap(event.seq, wrong)
+            self._gaps.here(event.seq, wrong)
         return wrong is not None
 
     def _in_flight(self, event: ev.InFlight, _: ft.Moment) -> None:
         self._outside(event)
-        if event.launched and event.transfer in self._transfer_numbers:
-            self._gap(event.seq, f"transfer {event.transfer} has the number of an earlier one")
-        self._transfer_numbers.add(event.transfer)
-        self._attached.under_way(event)
+        self._transfers.in_flight(event)
 
     def _waiting_at_attach(self, event: ev.WaitingAtAttach, moment: ft.Moment) -> None:
         self._queued(event, moment)
@@ -817,7 +654,7 @@ class Ledger:
             else:
                 wrong = f"the slots that node {event.node} is said to have are taken, or are not its tokens"
         if wrong is not None:
-            self._gap(event.seq, wrong)
+            self._gaps.here(event.seq, wrong)
             self._attached.unsound(event.node)
         self._found.append(
             ft.Found(event.seq, self._epoch, event.node, event.start, event.end, event.l1, event.l2, slots, moment)
@@ -834,11 +671,11 @@ class Ledger:
         """What is known after the events so far. ``traceparents``: request id -> W3C context (HTTP process)."""
         traceparents = traceparents or {}
         backups = {b.queued.seq: b.freeze() for b in self._backups}
-        gaps = [(gap.first, gap.last, gap.cause) for gap in journal.gaps] + self._gaps
-        for eviction in self._evicting:
-            gaps.append((eviction.moment.seq, self._seq_before, "the end of an eviction was not recorded"))
+        gaps = [(gap.first, gap.last, gap.cause) for gap in journal.gaps] + self._gaps.found
+        for first in self._l1_evictions.without_end():
+            gaps.append((first, self._gaps.before, "the end of an eviction was not recorded"))
         for first in self._renamed:
-            gaps.append((first, self._seq_before, "a text's number was given a second meaning"))
+            gaps.append((first, self._gaps.before, "a text's number was given a second meaning"))
         return ft.InstanceFacts(
             instance=journal.instance,
             role=journal.role,
@@ -850,8 +687,8 @@ class Ledger:
             hook_failures=dict(self._failures),
             requests=tuple(r.freeze(traceparents.get(r.rid)) for r in self._requests),
             backups=tuple(backups.values()),
-            evictions=tuple(e.freeze() for e in self._evictions.values()),
-            host_evictions=tuple(self._host_evictions),
+            evictions=self._l1_evictions.freeze(),
+            host_evictions=self._l2_evictions.freeze(),
             loads=tuple(self._checked(load.freeze(), backups) for load in self._loads),
             prefetches=tuple(self._prefetches),
             residencies=(*self._residencies, *self._tree.open(), *self._host.open()),
@@ -865,7 +702,7 @@ class Ledger:
             anomalies=(*journal.anomalies, *self._anomalies),
             closed=journal.closed,
             first_seq=self._first,
-            last_seq=self._seq_before,
+            last_seq=self._gaps.before,
             last_ns=journal.monotonic_ns if self._last_ns is None else self._last_ns,
             remembers_from=self._remembers_from,
             context=frozenset(self._context),
@@ -879,7 +716,7 @@ class Ledger:
     @property
     def last(self) -> int:
         """The last event's number."""
-        return self._seq_before
+        return self._gaps.before
 
     @property
     def remembers_from(self) -> int:
@@ -944,17 +781,8 @@ class Ledger:
         keep.update(backup.owner for backup in self._backups if backup.moment.seq in used)
         ids = used.union(backup.moment.seq for backup in self._backups)
         self._backup_nodes = {number: node for number, node in self._backup_nodes.items() if number in ids}
-        self._evictions = {
-            number: call
-            for number, call in self._evictions.items()
-            if call.moment.seq >= before
-            or call.end is None
-            or any(v.owner in keep for v in call.victims)
-            or any(r.queued.seq < call.last.seq and call.moment.seq < r.computed_by() for r in judged)
-        }
-        self._host_evictions = [
-            one for one in self._host_evictions if one.end.seq >= before or any(v.owner in keep for v in one.victims)
-        ]
+        self._l1_evictions.forget(keep, judged, before)
+        self._l2_evictions.forget(keep, before)
         self._rejections = [one for one in self._rejections if one.moment.seq >= before or one.owner in keep]
         self._prefetches = [
             one for one in self._prefetches if one.done.seq >= before or one.done.seq in used or one.rid in keep
@@ -967,9 +795,7 @@ class Ledger:
         self._pages.forget(copies, before)
         self._storage.forget(keep, before)
         self._states.forget(keep, before)
-        if self._evicting_host is None:
-            del self._freed_since[:-_FREED_KEPT], self._left_l2[:-_FREED_KEPT]
-        self._transfer_numbers.compact()
+        self._transfers.compact()
         self._texts_forgotten.compact()
 
     def _time_of(self, seq: int) -> int:
