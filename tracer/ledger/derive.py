@@ -284,14 +284,14 @@ class Ledger:
         chain = self._chain(event.req)
         if event.purpose != ev.MatchPurpose.ADMISSION:
             self._tree.follow(event.path, chain)
-            self._compare(event.path, moment)
+            self._compare(event.path, chain, moment)
             return
         request = self._request(event.req, moment)
         if request is not None and request.released is not None:
             self._gaps.here(event.seq, f"request {request.rid} was matched after it had ended")
         self._undigested(event, chain)
         nodes = self._tree.matched(event.path, chain)
-        self._compare(event.path, moment)
+        self._compare(event.path, chain, moment)
         if request is None or request.admitted is not None:
             return
         request.prior = self._prior(chain)
@@ -335,10 +335,10 @@ class Ledger:
                 event.seq, f"event {event.seq} follows a path for a prompt whose digests do not reach as far"
             )
 
-    def _compare(self, path: tuple[ev.PathNode, ...], moment: ft.Moment) -> None:
+    def _compare(self, path: tuple[ev.PathNode, ...], chain: Chain | None, moment: ft.Moment) -> None:
         """The tree's own word on what is in L1, against what the events say: where they differ, some are missing."""
-        for since, what in self._tree.contradictions(path, moment):
-            self._gaps.since(since, moment.seq, what)
+        for since, what in self._tree.contradictions(path, chain, moment):
+            self._gaps.since(self._gaps.before if since is None else since, moment.seq, what)
 
     def _prior(self, chain: Chain | None) -> tuple[str | None, int, int]:
         """The earlier request that shares the longest prefix with a sequence."""
@@ -376,6 +376,8 @@ class Ledger:
             if chunk.batch == event.batch and chunk.done is None:
                 chunk.done, chunk.output_tokens = moment, event.output_tokens
                 return
+        # It may be of another request with this id; nobody can tell which of the other events are.
+        request.shared_id = True
         self._gaps.here(event.seq, f"the result of a prefill of {request.rid} that was not launched, or not once more")
 
     def _released(self, event: ev.Released, moment: ft.Moment) -> None:
@@ -408,7 +410,7 @@ class Ledger:
         self._copied_while_inserting(event, chain)
         self._undigested(event, chain)
         self._tree.inserted(event.path, chain, self._name(event.req), computed, moment)
-        self._compare(event.path, moment)
+        self._compare(event.path, chain, moment)
         if chain is not None and chain.grid:
             for digest in chain.cells[: event.key_tokens // chain.grid]:
                 self._seen_cells[digest] = (chain.rid, self._epoch)
@@ -599,6 +601,8 @@ class Ledger:
             moment,
         )
         self._prefetches.append(prefetch)
+        if sum(run.length for run in event.slots) != event.completed:
+            self._gaps.here(event.seq, f"the slots of prefetch {event.seq} are not those of its tokens")
         if not event.loaded:
             return
         # The copies of what L2 held already were freed; the rest is new L2 content from storage.

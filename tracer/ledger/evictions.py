@@ -20,17 +20,22 @@ class L1Evictions:
 
     def __init__(self, gaps: Gaps) -> None:
         self._gaps = gaps
-        self._calls: dict[int, OpenEviction] = {}
+        self._calls: list[OpenEviction] = []
+        self._by_number: dict[int, OpenEviction] = {}
         self._under_way: list[OpenEviction] = []
 
     def begin(self, event: ev.EvictBegin, epoch: int, rids: tuple[str, ...], moment: ft.Moment) -> None:
         """A call begins; ``rids`` need the room."""
-        call = self._calls[event.call] = OpenEviction(event, epoch, rids, moment)
+        before = self._by_number.get(event.call)
+        if before is not None:
+            self._gaps.since(before.moment.seq, event.seq, f"eviction {event.call} began twice")
+        call = self._by_number[event.call] = OpenEviction(event, epoch, rids, moment)
+        self._calls.append(call)
         self._under_way.append(call)
 
     def room(self, event: ev.L1Room) -> None:
         """How much was free then."""
-        call = self._calls.get(event.call)
+        call = self._by_number.get(event.call)
         if call is not None and event.free >= 0:
             call.free = event.free
 
@@ -57,7 +62,7 @@ class L1Evictions:
             self._gaps.since(call.moment.seq, moment.seq, told)
 
     def _innermost(self, number: int) -> OpenEviction | None:
-        call = self._calls.get(number)
+        call = self._by_number.get(number)
         return call if call is not None and self._under_way and call is self._under_way[-1] else None
 
     def without_end(self) -> Iterator[int]:
@@ -66,18 +71,19 @@ class L1Evictions:
 
     def freeze(self) -> tuple[ft.EvictionCall, ...]:
         """All calls, immutable."""
-        return tuple(call.freeze() for call in self._calls.values())
+        return tuple(call.freeze() for call in self._calls)
 
     def forget(self, keep: Collection[str | None], judged: Sequence[OpenRequest], before: int) -> None:
         """Drop what ended before event ``before``, took nothing of ``keep``, and was not for one of ``judged``."""
-        self._calls = {
-            number: call
-            for number, call in self._calls.items()
+        self._calls = [
+            call
+            for call in self._calls
             if call.moment.seq >= before
             or call.end is None
             or any(v.owner in keep for v in call.victims)
             or any(r.queued.seq < call.last.seq and call.moment.seq < r.computed_by() for r in judged)
-        }
+        ]
+        self._by_number = {call.begin.call: call for call in self._calls}
 
 
 class L2Evictions:

@@ -423,7 +423,8 @@ class RequestFacts(msgspec.Struct, frozen=True):
     traceparent: str | None = None
     """W3C trace context that the client sent, when the HTTP process recorded it."""
     shared_id: bool = False
-    """Another request had the same id at the same time: whose events are whose is not known."""
+    """Another request had the same id at the same time, or a pass ended that this one did not begin: whose events are
+    whose is not known."""
 
     @property
     def first_token(self) -> Moment | None:

@@ -47,7 +47,7 @@ class OpenRequest:
     cached: tuple[int, int | None, int | None, int | None] | None = None
     prior: tuple[str | None, int, int] = (None, 0, 0)
     shared_id: bool = False
-    """Another request had the same id at the same time."""
+    """What is recorded under its id may be another request's."""
 
     def computed(self) -> Computed | None:
         """What its prefill passes computed so far, up to the first hole between them."""

@@ -63,7 +63,7 @@ class TreeView:
         self._close = close
         self._nodes: dict[int, Node] = {}
         self._beginnings = Beginnings()
-        self._moved: list[tuple[int, str]] = []
+        self._moved: list[tuple[int | None, str]] = []
         self._looks = self._looked = 0
         self._forgotten = Numbers()
         self._loading: dict[int, list[int]] = {}
@@ -108,14 +108,18 @@ class TreeView:
             node.seen = self._looks
             if node.chain is None:
                 self._of_chain(node, chain)
-            elif shared_prefix(chain, node.chain, step.end) == -1:
+            if self._other_prefix(node, chain, step.end):
                 node.doubt = True
-            if chain is not None:
-                for at, digest in chain.points.items():
-                    if at <= step.end and node.points.setdefault(at, digest) != digest:
-                        node.doubt = True
+                self._moved.append((None, f"node {node.id} is on the path of another prefix than it has"))
             nodes.append(node)
         return nodes
+
+    def _other_prefix(self, node: Node, chain: Chain | None, end: int) -> bool:
+        """Whether digests show that a node on a sequence's path is another sequence's."""
+        if chain is None:
+            return False
+        differ = [d for at, d in chain.points.items() if at <= end and node.points.setdefault(at, d) != d]
+        return bool(differ) or shared_prefix(chain, node.chain, end) == -1
 
     def _split_off(self, step: PathNode, chain: Chain | None, on_path: set[int]) -> Node:
         """A node id that was not seen before: the prefix part of a known node, or new to the ledger."""
@@ -302,10 +306,13 @@ class TreeView:
         self._beginnings.clear()
         self._loading.clear()
 
-    def contradictions(self, path: tuple[PathNode, ...], moment: Moment) -> list[tuple[int, str]]:
+    def contradictions(
+        self, path: tuple[PathNode, ...], chain: Chain | None, moment: Moment
+    ) -> list[tuple[int | None, str]]:
         """Where the tree's own word on a path differs from the ledger's: since which event, and what was missed.
 
-        From here on the ledger takes the tree's word, and does not know how it came about.
+        None: since the event before. From here on the ledger takes the tree's word, and does not know how it came
+        about.
         """
         found, self._moved = self._moved, []
         for step in path:
@@ -318,6 +325,25 @@ class TreeView:
                 self._close_node(node, moment)
             elif not step.on_device and node.load is not None:
                 found.append((node.load, f"node {node.id} is not in L1, and a load-back of it was queued"))
+            for other in self._beside(node, path, chain or node.chain):
+                node.doubt = other.doubt = True
+                since = other.resident.seq if other.resident is not None else other.load
+                found.append((since, f"nodes {node.id} and {other.id} begin with the same page"))
+        return found
+
+    def _beside(self, node: Node, path: tuple[PathNode, ...], chain: Chain | None) -> list[Node]:
+        """Nodes that cannot be in L1 while ``node`` is in the tree: no two children of a node share a first page."""
+        if chain is None or not chain.grid:
+            return []
+        first_cell = (node.start // chain.grid + 1) * chain.grid
+        found: list[Node] = []
+        for number in self._beginnings.like(node.start, node.end, chain):
+            other = self._nodes[number]
+            if other is node or (other.resident is None and other.load is None) or (node.doubt and other.doubt):
+                continue
+            shared = shared_prefix(chain, other.chain, min(first_cell, node.end, other.end))
+            if shared is not None and shared > node.start and all(step.node != number for step in path):
+                found.append(other)
         return found
 
     def elsewhere(self, number: int, start: int, end: int) -> bool:

@@ -55,7 +55,7 @@ def usage_of(request: RequestFacts) -> Usage:
     if request.admitted is None:
         return Usage(first.start, total, False, "the request's admission was not recorded", moments)
     if request.shared_id:
-        return Usage(first.start, total, False, "two requests had this id at the same time", moments)
+        return Usage(first.start, total, False, "what was recorded under this id may be another request's", moments)
     if any(chunk.moment.seq < request.admitted.seq for chunk in request.chunks):
         detail = "a prefill was launched before the request's admission"
         return Usage(first.start, total, False, detail, (request.admitted, *moments))
