@@ -216,3 +216,60 @@ def test_a_request_that_has_ended_is_not_matched_any_more() -> None:
     assert confirmed(events, Tier.L2)
     place(events, match.seq - 2, (dataclasses.replace(first, seq=0),))
     assert not confirmed(events, Tier.L2)
+
+
+# --- evictions, siblings, passes ---------------------------------------------------------------------
+
+
+def gaps_of(events: Sequence[ev.Event]) -> list[str]:
+    (facts,) = judge([journal_as_read(events)]).instances
+    return [text for _, _, text in facts.gaps]
+
+
+def test_a_prefetch_with_slots_that_are_not_its_tokens_is_a_sign_of_missing_events() -> None:
+    """One that brought nothing names the slots that another one has just filled: whose they are is not known."""
+    server = simulated(15, stored=True)
+    events = server.events
+    at = next(i for i, e in enumerate(events) if isinstance(e, ev.PrefetchDone) and not e.completed and e.seq > 200)
+    before = [e for e in events[:at] if isinstance(e, ev.PrefetchDone) and e.loaded][-1]
+    rid = next(e.text for e in events if isinstance(e, ev.Text) and e.id == before.req)
+    assert rid in confirmed(events, Tier.L3)
+    events[at] = dataclasses.replace(events[at], slots=before.slots)
+    assert rid not in confirmed(events, Tier.L3)
+
+
+def test_two_nodes_in_l1_that_begin_with_one_page_are_a_sign_of_missing_events() -> None:
+    """A match recorded too early shows a node before the one that it is split off from."""
+    events = simulated(7).events
+    early = next(i for i, e in enumerate(events) if isinstance(e, ev.Admission) and e.req == 2) + 1
+    late = next(e for e in events if isinstance(e, ev.Matched) and len(e.path) == 3)
+    place(events, early, (dataclasses.replace(late, seq=0, req=1),))
+    assert "nodes 5 and 4 begin with the same page" in gaps_of(events)
+    assert judged(events)
+
+
+def test_a_page_that_left_l1_before_it_was_digested_is_not_verified_by_an_eviction_told_again() -> None:
+    events = simulated(23, digested=1.0).events
+    at = next(i for i, e in enumerate(events) if isinstance(e, ev.EvictBegin) and e.call == 9)
+    place(events, at + 40, (dataclasses.replace(events[at], seq=0),))
+    assert "eviction 9 began twice" in gaps_of(events)
+    assert judged(events)
+
+
+def test_an_insert_that_leads_to_a_node_of_another_prefix_is_a_sign_of_missing_events() -> None:
+    events = simulated(38).events
+    at = next(i for i, e in enumerate(events) if isinstance(e, ev.Inserted) and e.key_tokens == 52 and e.existing == 52)
+    events[at] = dataclasses.replace(events[at], req=3)
+    assert any("is on the path of another prefix than it has" in text for text in gaps_of(events))
+    assert judged(events)
+
+
+def test_the_result_of_a_pass_that_a_request_did_not_begin_makes_it_doubtful() -> None:
+    """Its id is another request's as well: which of the events behind it are whose is not known."""
+    events = recorded("storage/mix-0.5.23-rust.kvwj.xz")
+    head = next(e for e in events if isinstance(e, ev.PrefetchDone) and e.loaded)
+    assert "head" in confirmed(events, Tier.L3)
+    asked = next(e for e in events if isinstance(e, ev.PrefetchAsked) and e.req == head.req)
+    before = max(i for i, e in enumerate(events) if e.seq < asked.seq and isinstance(e, ev.PrefixPoint)) + 1
+    place(events, before, (ev.PrefillDone(0, 0, head.req, 999, 1),))
+    assert "head" not in confirmed(events, Tier.L3)
