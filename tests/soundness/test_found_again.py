@@ -256,6 +256,22 @@ def test_a_page_that_left_l1_before_it_was_digested_is_not_verified_by_an_evicti
     assert judged(events)
 
 
+def test_a_node_that_is_queued_again_while_it_is_copied_is_a_sign_of_missing_events() -> None:
+    """Two backups of a node and one acknowledgement: nobody can tell of which."""
+    events = recorded("byte-flip-0.5.23-rust.kvwj.xz")
+    started = [e for e in events if isinstance(e, ev.TransferStarted) and e.direction == ev.Direction.D2H][-1]
+    queued = next(e for e in events if isinstance(e, ev.BackupQueued) and e.node == started.nodes[0])
+    free = [e for e in events if isinstance(e, ev.HostAlloc) and e.seq < started.seq][-1].available
+    reused: tuple[ev.Event, ...] = (
+        ev.HostFree(0, 0, 0, 0, free + queued.tokens, queued.slots),
+        ev.HostAlloc(0, 0, 0, queued.req, free, queued.slots),
+        dataclasses.replace(queued, seq=0),
+    )
+    assert judged(events)[-1].grade is Grade.REFUTED
+    place(events, started.seq, reused)
+    assert judged(events)[-1].grade is not Grade.REFUTED
+
+
 def test_an_insert_that_leads_to_a_node_of_another_prefix_is_a_sign_of_missing_events() -> None:
     events = simulated(38).events
     at = next(i for i, e in enumerate(events) if isinstance(e, ev.Inserted) and e.key_tokens == 52 and e.existing == 52)

@@ -49,6 +49,9 @@ class Transfers:
 
     def backup_queued(self, backup: OpenBackup) -> None:
         """It waits for the next launch to the host."""
+        if self._backups.get(backup.queued.node):
+            told = f"node {backup.queued.node} was queued to be backed up while a backup of it was under way"
+            self._gaps.here(backup.queued.seq, told)
         self._backups[backup.queued.node].append(backup)
 
     def load_queued(self, load: OpenLoad) -> None:
