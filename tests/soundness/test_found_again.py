@@ -289,3 +289,23 @@ def test_the_result_of_a_pass_that_a_request_did_not_begin_makes_it_doubtful() -
     before = max(i for i, e in enumerate(events) if e.seq < asked.seq and isinstance(e, ev.PrefixPoint)) + 1
     place(events, before, (ev.PrefillDone(0, 0, head.req, 999, 1),))
     assert "head" not in confirmed(events, Tier.L3)
+
+
+def test_a_node_that_is_found_twice_in_one_look_is_a_sign_of_missing_events() -> None:
+    events = simulated(10, attached=True).events
+    parents = {e.parent for e in events if isinstance(e, ev.ResidentNode)}
+    at = next(i for i, e in enumerate(events) if isinstance(e, ev.ResidentNode) and e.node in parents)
+    node = events[at]
+    assert isinstance(node, ev.ResidentNode)
+    place(events, at + 1, (dataclasses.replace(node, seq=0),))
+    assert f"node {node.node} was found twice" in gaps_of(events)
+    assert judged(events)
+
+
+def test_what_is_in_doubt_may_be_what_a_new_node_is_split_off_from() -> None:
+    """An insert led another request's prompt to node 9; a node that begins where it does may be a part of it."""
+    events = simulated(36).events
+    (at,) = [i for i, e in enumerate(events) if isinstance(e, ev.Inserted) and (e.key_tokens, e.existing) == (55, 35)]
+    before = confirmed(events, Tier.L1)
+    events[at] = dataclasses.replace(events[at], req=5)
+    assert "request-10" in before - confirmed(events, Tier.L1)

@@ -99,6 +99,10 @@ class Unseen:
         """What was told of a node contradicts itself: nothing is built on it."""
         self._chains.pop(node, None)
 
+    def found_before(self, node: int) -> bool:
+        """Whether a node was found already: a look comes to each once."""
+        return node in self._ends
+
     def chain_of(self, event: ev.ResidentNode) -> Chain | None:
         """The prefix that ends with a node that was found; None where it was not recorded without a hole."""
         own = self._digests.pop(event.node, None)

@@ -647,8 +647,9 @@ class Ledger:
     def _resident_node(self, event: ev.ResidentNode, moment: ft.Moment) -> None:
         if self._outside(event):
             return
+        again = f"node {event.node} was found twice" if self._attached.found_before(event.node) else None
         chain = self._attached.chain_of(event)
-        wrong = self._tree.seen_at_attach(event, chain, moment)
+        wrong = self._tree.seen_at_attach(event, chain, moment) or again
         slots: tuple[ev.Run, ...] = ()
         if wrong is None and event.l2 == ev.AtAttach.RESIDENT:
             content = Content("snapshot", event.seq, self._epoch, chain, event.node, event.start, event.end, moment)

@@ -63,6 +63,7 @@ class TreeView:
         self._close = close
         self._nodes: dict[int, Node] = {}
         self._beginnings = Beginnings()
+        self._doubtful: set[int] = set()
         self._moved: list[tuple[int | None, str]] = []
         self._looks = self._looked = 0
         self._forgotten = Numbers()
@@ -73,10 +74,17 @@ class TreeView:
 
     def _place(self, node: Node) -> Node:
         if node.id in self._forgotten:
-            node.known, node.doubt = False, True
+            node.known = False
+            self._doubt(node)
         self._nodes[node.id] = node
+        if node.doubt:
+            self._doubtful.add(node.id)
         self._beginnings.put(node.id, node.start, node.chain)
         return node
+
+    def _doubt(self, node: Node) -> None:
+        node.doubt = True
+        self._doubtful.add(node.id)
 
     def _move_start(self, node: Node, start: int) -> None:
         node.start = start
@@ -99,7 +107,8 @@ class TreeView:
                 # Its prefix was split off; the part that is left keeps the id.
                 self._move_start(node, step.start)
             elif (node.start, node.end) != (step.start, step.end):
-                node.known, node.doubt = False, True
+                node.known = False
+                self._doubt(node)
                 last = node.evicted or node.resident
                 if last is not None:
                     self._moved.append((last.seq, f"node {node.id} has other positions than it had"))
@@ -109,7 +118,7 @@ class TreeView:
             if node.chain is None:
                 self._of_chain(node, chain)
             if self._other_prefix(node, chain, step.end):
-                node.doubt = True
+                self._doubt(node)
                 self._moved.append((None, f"node {node.id} is on the path of another prefix than it has"))
             nodes.append(node)
         return nodes
@@ -126,14 +135,16 @@ class TreeView:
         if step.node in self._forgotten:
             return self._place(Node(step.node, step.start, step.end, chain, known=False))
         candidates: list[Node] = []
-        for number in on_path.union(self._beginnings.like(step.start, step.end, chain)):
+        # What is in doubt may hold any prefix.
+        for number in on_path.union(self._doubtful, self._beginnings.like(step.start, step.end, chain)):
             other = self._nodes.get(number)
             if other is None or other.start != step.start or other.end <= step.end:
                 continue
             # Either the path goes on through the rest of it, or the digests show a page of it to be equal: no two
             # children of a node begin with the same page. That it is the only one known to begin here says nothing.
             shared = shared_prefix(chain, other.chain, step.end)
-            if shared != -1 and (number in on_path or (shared is not None and shared > step.start)):
+            equal = shared is not None and shared > step.start
+            if other.doubt or (shared != -1 and (number in on_path or equal)):
                 candidates.append(other)
         # For the same reason they cannot have been in the tree at the same time: it is the one that was seen last.
         last = max((other.seen for other in candidates), default=0)
@@ -187,7 +198,8 @@ class TreeView:
         elif node.start < event.start and node.end == event.end:
             self._move_start(node, event.start)
         elif (node.start, node.end) != (event.start, event.end):
-            node.known, node.doubt = False, True
+            node.known = False
+            self._doubt(node)
             return f"node {node.id} was found with other positions than it had"
         self._looks += 1
         node.seen = self._looks
@@ -199,10 +211,10 @@ class TreeView:
             return None
         if node.chain is None or not node.known:
             if shared_prefix(chain, node.chain, node.end) == -1:
-                node.doubt = True
+                self._doubt(node)
             self._of_chain(node, chain)
         elif shared_prefix(chain, node.chain, node.end) == -1:
-            node.doubt = True
+            self._doubt(node)
         node.known = True
         if node.resident is None and node.load is None:
             if event.l1 == AtAttach.RESIDENT:
@@ -304,6 +316,7 @@ class TreeView:
             self._close_node(node, until)
         self._nodes.clear()
         self._beginnings.clear()
+        self._doubtful.clear()
         self._loading.clear()
 
     def contradictions(
@@ -326,7 +339,8 @@ class TreeView:
             elif not step.on_device and node.load is not None:
                 found.append((node.load, f"node {node.id} is not in L1, and a load-back of it was queued"))
             for other in self._beside(node, path, chain or node.chain):
-                node.doubt = other.doubt = True
+                self._doubt(node)
+                self._doubt(other)
                 since = other.resident.seq if other.resident is not None else other.load
                 found.append((since, f"nodes {node.id} and {other.id} begin with the same page"))
         return found
@@ -376,6 +390,7 @@ class TreeView:
             del self._nodes[node.id]
             self._forgotten.add(node.id)
             self._beginnings.drop(node.id)
+            self._doubtful.discard(node.id)
         self._looked = self._looks
         self._forgotten.compact()
 
