@@ -6,6 +6,7 @@ import dataclasses
 import lzma
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from journal_tools import ABC, renumbered
@@ -270,6 +271,29 @@ def test_a_node_that_is_queued_again_while_it_is_copied_is_a_sign_of_missing_eve
     assert judged(events)[-1].grade is Grade.REFUTED
     place(events, started.seq, reused)
     assert judged(events)[-1].grade is not Grade.REFUTED
+
+
+@pytest.mark.parametrize("how", [ev.Eviction.DEMOTED, ev.Eviction.DROPPED, ev.Eviction.DROPPED_HOST_PRESSURE])
+def test_a_node_that_leaves_l1_with_no_positions_may_be_any(how: int) -> None:
+    """Also between a match and the end of the prefill that uses what it found."""
+    events = simulated(0, attached=True).events
+    match = [e for e in events if isinstance(e, ev.Matched) and e.req == 10][-1]
+    step = next(s for e in events if isinstance(e, ev.Matched) for s in e.path if s.node == 6)
+    taken = (
+        ev.EvictBegin(0, 0, 900, ev.Cause.UNKNOWN, 4, 0, 0, ()),
+        ev.EvictedL1(0, 0, 900, step.node, step.end + 12, step.end, how, 4, 0),
+        ev.EvictEnd(0, 0, 900, 4),
+    )
+    assert "request-10" in confirmed(events, Tier.L1)
+    place(events, match.seq, taken)
+    assert "request-10" not in confirmed(events, Tier.L1)
+
+
+@pytest.mark.parametrize("kind", ["plain", "attached", "stored", "digested"])
+def test_a_healthy_record_does_not_contradict_itself(kind: str) -> None:
+    options: dict[str, dict[str, Any]] = {"attached": {"attached": True}, "stored": {"stored": True}, "plain": {}}
+    for seed in range(1000, 1030):
+        assert gaps_of(simulated(seed, **options.get(kind, {"digested": 1.0})).events) == [], seed
 
 
 def test_an_insert_that_leads_to_a_node_of_another_prefix_is_a_sign_of_missing_events() -> None:

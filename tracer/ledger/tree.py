@@ -43,6 +43,8 @@ class Node:
     """The prefill pass that computed it, when that is what made it resident."""
     seen: int = 0
     """When an event last showed it to be in the tree, in looks of the view."""
+    since: int = 0
+    """When an event first showed it, in looks of the view."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class TreeView:
             node.known = False
             self._doubt(node)
         self._nodes[node.id] = node
+        node.since = self._looks
         if node.doubt:
             self._doubtful.add(node.id)
         self._beginnings.put(node.id, node.start, node.chain)
@@ -346,14 +349,19 @@ class TreeView:
         return found
 
     def _beside(self, node: Node, path: tuple[PathNode, ...], chain: Chain | None) -> list[Node]:
-        """Nodes that cannot be in L1 while ``node`` is in the tree: no two children of a node share a first page."""
+        """Nodes that cannot be in L1 while ``node`` is in the tree: no two children of a node share a first page.
+
+        One that was there first may be what ``node`` was split off from, without digests that show it.
+        """
         if chain is None or not chain.grid:
             return []
         first_cell = (node.start // chain.grid + 1) * chain.grid
         found: list[Node] = []
         for number in self._beginnings.like(node.start, node.end, chain):
             other = self._nodes[number]
-            if other is node or (other.resident is None and other.load is None) or (node.doubt and other.doubt):
+            if other.since <= node.since or (other.resident is None and other.load is None):
+                continue
+            if node.doubt and other.doubt:
                 continue
             shared = shared_prefix(chain, other.chain, min(first_cell, node.end, other.end))
             if shared is not None and shared > node.start and all(step.node != number for step in path):
@@ -367,7 +375,7 @@ class TreeView:
 
     def impossible(self, number: int, start: int, end: int) -> str | None:
         """Why a node cannot leave L1 as an event says it does; None when it can."""
-        if self.elsewhere(number, start, end):
+        if self.elsewhere(number, start, end) or 0 <= end <= start:
             return f"node {number} left L1 with other positions than it had"
         node = self._nodes.get(number)
         if node is None or start < 0:
