@@ -192,6 +192,7 @@ def test_storage_over_the_admin_api(tmp_path: Path, release: str) -> None:
         links = {link.link: link for part in verdicts[name].ranges for link in part.links}
         assert links[Link.PREFETCHED].holds and [e.kind for e in links[Link.PREFETCHED].events] == [
             "PrefetchAsked",
+            "StorageLookedUp",
             "PrefetchDone",
         ]
     assert stand.answers["q2"] == stand.answers["q1"] and stand.answers["r2"] == stand.answers["r1"]
