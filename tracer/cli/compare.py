@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 
 import click
-import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
@@ -54,9 +53,9 @@ def compare(one: Path, other: Path, allow_differences: bool, as_json: bool) -> N
             note(line)
         for line in _copies(found):
             note(line)
-        count = len(found.differences)
+        count, names = len(found.differences), _names([one.name for one in found.differences])
         raise UserError(
-            f"{count} condition{' differs' if count == 1 else 's differ'}: {_names(found.differences)}",
+            f"{count} condition{' differs' if count == 1 else 's differ'}: {names}",
             f"{one} and {other}",
             "make the runs alike, or add --allow-differences",
         )
@@ -134,26 +133,26 @@ def _told(found: Sequence[Difference]) -> Iterator[str]:
     """A line for each; what only one run knows of a section is one line when it is much."""
     sections: dict[tuple[str, str], list[Difference]] = defaultdict(list)
     for difference in found:
-        if NOT_THERE in (difference.one, difference.other):
-            sections[_section(difference)].append(difference)
+        sections[_section(difference)].append(difference)
     for difference in found:
-        of_section = sections.get(_section(difference), [])
-        if difference not in of_section or len(of_section) <= _LISTED:
+        section, where = _section(difference)
+        alike = sections[section, where]
+        if not where or len(alike) <= _LISTED:
             yield f"{difference.name}: {_short(difference.one)} | {_short(difference.other)}"
-        elif difference == of_section[0]:
-            section, where = _section(difference)
-            names = _names([msgspec.structs.replace(one, name=one.name.partition(".")[2]) for one in of_section])
-            yield f"{section}: {len(of_section)} conditions are known of {where} alone ({names})"
+        elif difference is alike[0]:
+            names = _names([one.name.partition(".")[2] for one in alike])
+            yield f"{section}: {len(alike)} conditions are known of {where} alone ({names})"
 
 
 def _section(difference: Difference) -> tuple[str, str]:
-    """The first part of its name, and the run that has it when only one has."""
-    return difference.name.partition(".")[0], "one" if difference.other == NOT_THERE else "other"
+    """The first part of its name, and the run that has it when only one has ("" otherwise)."""
+    alone = {difference.one: "other", difference.other: "one"}.get(NOT_THERE, "")
+    return difference.name.partition(".")[0], alone
 
 
-def _names(found: Sequence[Difference]) -> str:
-    more = f", and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-    return ", ".join(difference.name for difference in found[:_LISTED]) + more
+def _names(names: Sequence[str]) -> str:
+    more = f", and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
 
 
 def _short(value: str) -> str:

@@ -124,7 +124,7 @@ class Ledger:
             ev.AbortedInQueue: self._aborted,
             ev.Inserted: self._inserted,
             ev.EvictBegin: self._evict_begin,
-            ev.L1Room: self._l1_room,
+            ev.L1Room: self._l1_evictions.room,
             ev.EvictedL1: self._evicted,
             ev.EvictEnd: self._l1_evictions.end,
             ev.Reset: self._reset,
@@ -426,9 +426,6 @@ class Ledger:
     def _evict_begin(self, event: ev.EvictBegin, moment: ft.Moment) -> None:
         rids = tuple(self._texts.get(number, f"#{number}") for number in event.reqs)
         self._l1_evictions.begin(event, self._epoch, rids, moment)
-
-    def _l1_room(self, event: ev.L1Room, _: ft.Moment) -> None:
-        self._l1_evictions.room(event)
 
     def _evicted(self, event: ev.EvictedL1, moment: ft.Moment) -> None:
         if event.how in _LEFT_L1:

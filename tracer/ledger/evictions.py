@@ -33,7 +33,7 @@ class L1Evictions:
         self._calls.append(call)
         self._under_way.append(call)
 
-    def room(self, event: ev.L1Room) -> None:
+    def room(self, event: ev.L1Room, _: ft.Moment) -> None:
         """How much was free then."""
         call = self._by_number.get(event.call)
         if call is not None and event.free >= 0:
