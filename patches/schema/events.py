@@ -860,6 +860,46 @@ class LoadDigested(Event):
     digests: tuple[bytes, ...]
 
 
+# --- weights -----------------------------------------------------------------------------------------
+
+
+@_event(130, "IBBB", Tail.read_text)
+@dataclass(frozen=True, slots=True)
+class WeightsUpdated(Event):
+    """The scheduler returned from a change of the model's weights: what is computed from here on has other ones.
+
+    ``update`` counts the changes of this process from 1; ``kind`` is a :class:`WeightsKind`. ``ok`` 0: SGLang says that
+    it failed, and which weights there are now is not known. ``flushed`` 1: SGLang was asked to empty the cache with it.
+    ``label`` is the version that the client gave them (empty: none).
+    """
+
+    update: int
+    kind: int
+    ok: int
+    flushed: int
+    label: str
+
+
+class WeightsKind:
+    """How the weights were changed. An adapter's KV has a cache namespace of its own; the base model's stays."""
+
+    DISK: Final = 1
+    TENSORS: Final = 2
+    DISTRIBUTED: Final = 3
+    IPC: Final = 4
+    LORA_LOADED: Final = 5
+    LORA_UNLOADED: Final = 6
+
+    NAMES: Final = {
+        DISK: "from disk",
+        TENSORS: "from tensors",
+        DISTRIBUTED: "from a distributed group",
+        IPC: "from another process",
+        LORA_LOADED: "LoRA adapter loaded",
+        LORA_UNLOADED: "LoRA adapter unloaded",
+    }
+
+
 def decode(code: int, seq: int, t_ns: int, raw_fields: Sequence[int], tail: bytes) -> Event | None:
     """The event for one record's parts; None for a code that this version does not know."""
     cls = REGISTRY.get(code)
