@@ -14,47 +14,37 @@ class Unseen:
     """
 
     def __init__(self) -> None:
-        self._queued: dict[int, dict[int, int]] = {ev.Direction.D2H: {}, ev.Direction.H2D: {}}
+        self.queued: dict[int, dict[int, int]] = {ev.Direction.D2H: {}, ev.Direction.H2D: {}}
         """Direction -> node -> tokens of its operation, which are given with the first of its nodes."""
         self._backups: dict[int, set[int]] = {}
         """Transfer -> nodes whose acknowledgement is to come."""
         self._loads: set[int] = set()
+        self._moving: dict[int, set[int]] = {ev.Direction.D2H: set(), ev.Direction.H2D: set()}
+        """Direction -> nodes of which a copy was found under way."""
         self._digests: dict[int, ev.ResidentDigests] = {}
         self._chains: dict[int, Chain] = {}
         self._ends: dict[int, int] = {}
-        self._looking: bool | None = None
-        """Whether the look at what is there is under way; None before it."""
+        self.begun = self.looking = False
+        """Whether the look at what is there has begun, and whether it is under way."""
+        self.found_tokens = [0, 0]
+        """Tokens of the nodes that were found in L1 and in L2."""
 
     def reset(self) -> None:
         """A new epoch: nothing of what was found is there any more."""
-        for queued in self._queued.values():
+        for queued in self.queued.values():
             queued.clear()
         self._backups.clear()
         self._digests.clear()
         self._chains.clear()
         self._ends.clear()
 
-    # --- the look itself -----------------------------------------------------------------------------
-
-    def begin(self) -> bool:
-        """Whether it can begin now: a journal has one."""
-        before, self._looking = self._looking, True
-        return before is None
-
-    def end(self) -> None:
-        """All was looked at, or the tree is another one."""
-        self._looking = False
-
-    def outside(self, event: ev.Event) -> str | None:
-        """Why something cannot have been found now, in words."""
-        return None if self._looking else f"event {event.seq} tells what was found, and nobody was looking"
-
     # --- copies --------------------------------------------------------------------------------------
 
     def under_way(self, event: ev.InFlight) -> None:
         """A copy of which nothing but its end, and perhaps its launch, will be seen."""
+        self._moving.setdefault(event.direction, set()).update(event.nodes)
         if not event.launched:
-            queued = self._queued.get(event.direction, {})
+            queued = self.queued.get(event.direction, {})
             queued.update(dict.fromkeys(event.nodes, 0))
             if event.nodes:
                 queued[event.nodes[0]] = event.tokens
@@ -63,37 +53,43 @@ class Unseen:
         else:
             self._backups.setdefault(event.transfer, set()).update(event.nodes)
 
-    def launched(self, transfer: int, direction: int, nodes: tuple[int, ...]) -> tuple[int, int, list[int]]:
-        """A launch takes what waits: how many nodes of it, with how many tokens, and which it leaves out."""
-        queued = self._queued.get(direction, {})
+    def moves(self, direction: int, node: int) -> bool:
+        """Whether a copy of a node that way was found under way."""
+        return node in self._moving[direction]
+
+    def launched(self, transfer: int, direction: int, nodes: tuple[int, ...]) -> None:
+        """A launch takes what waits; what it leaves out is not waited for."""
+        queued = self.queued.get(direction, {})
         taken = [node for node in nodes if node in queued]
-        tokens = sum(queued.pop(node) for node in taken)
-        forgotten = list(queued)
         queued.clear()
         if taken and direction == ev.Direction.D2H:
             self._backups.setdefault(transfer, set()).update(taken)
-        return len(taken), tokens, forgotten
 
-    def backup_ended(self, transfer: int, node: int) -> bool:
+    def is_backup(self, transfer: int, node: int) -> bool:
         """Whether an acknowledgement is of such a copy."""
-        waiting = self._backups.get(transfer, set())
-        if node not in waiting:
-            return False
-        waiting.discard(node)
-        return True
+        return node in self._backups.get(transfer, ())
 
-    def load_ended(self, transfer: int) -> bool:
+    def backup_ended(self, transfer: int, node: int) -> None:
+        """One is complete."""
+        self._backups[transfer].discard(node)
+
+    def is_load(self, transfer: int) -> bool:
         """Whether a load's end is of such a copy."""
-        if transfer not in self._loads:
-            return False
+        return transfer in self._loads
+
+    def load_ended(self, transfer: int) -> None:
+        """One is complete."""
         self._loads.discard(transfer)
-        return True
 
     # --- prefixes ------------------------------------------------------------------------------------
 
     def digests(self, event: ev.ResidentDigests) -> None:
         """Digests of a node that is about to be found."""
         self._digests[event.node] = event
+
+    def waiting_digests(self) -> int | None:
+        """A node whose digests were told and that was not found after them."""
+        return next(iter(self._digests), None)
 
     def unsound(self, node: int) -> None:
         """What was told of a node contradicts itself: nothing is built on it."""
@@ -103,10 +99,23 @@ class Unseen:
         """Whether a node was found already: a look comes to each once."""
         return node in self._ends
 
+    @property
+    def nodes(self) -> int:
+        """How many nodes were found."""
+        return len(self._ends)
+
+    def end_of(self, node: int) -> int | None:
+        """Where a node that was found ends; the root, at the start of everything. None: it was not found."""
+        return 0 if node < 0 else self._ends.get(node)
+
+    def before(self, parent: int) -> tuple[int, list[bytes]]:
+        """The grid and the digests of the prefix that ends with a node that was found (0: not known)."""
+        chain = self._chains.get(parent)
+        return (chain.grid, chain.cells) if chain is not None else (0, [])
+
     def chain_of(self, event: ev.ResidentNode) -> Chain | None:
-        """The prefix that ends with a node that was found; None where it was not recorded without a hole."""
-        own = self._digests.pop(event.node, None)
-        self._ends[event.node] = event.end
+        """The prefix that ends with a node that is found; None where it was not recorded without a hole."""
+        own = self._digests.get(event.node)
         if own is None or own.grid < 1:
             return None
         before: list[bytes] = []
@@ -121,6 +130,13 @@ class Unseen:
             return None
         if len(own.digests) != event.end // own.grid - own.first_cell:
             return None
-        chain = Chain(f"at attach, node {event.node}", own.grid, [*before, *own.digests])
-        self._chains[event.node] = chain
-        return chain
+        return Chain(f"at attach, node {event.node}", own.grid, [*before, *own.digests])
+
+    def found(self, event: ev.ResidentNode, chain: Chain | None) -> None:
+        """A node was found, with this prefix."""
+        self._digests.pop(event.node, None)
+        self._ends[event.node] = event.end
+        if chain is not None:
+            self._chains[event.node] = chain
+        self.found_tokens[0] += (event.end - event.start) * (event.l1 == ev.AtAttach.RESIDENT)
+        self.found_tokens[1] += (event.end - event.start) * (event.l2 == ev.AtAttach.RESIDENT)

@@ -7,7 +7,6 @@ from typing import Final
 
 from kvwitness.patches.schema import events as ev
 from kvwitness.tracer.ledger import facts as ft
-from kvwitness.tracer.ledger.gaps import Gaps
 from kvwitness.tracer.ledger.opened import OpenEviction
 from kvwitness.tracer.ledger.requests import OpenRequest
 
@@ -18,52 +17,48 @@ _FREED_KEPT: Final = 10_000
 class L1Evictions:
     """The evictor's calls, one within another where an eviction makes another one necessary."""
 
-    def __init__(self, gaps: Gaps) -> None:
-        self._gaps = gaps
+    def __init__(self) -> None:
         self._calls: list[OpenEviction] = []
         self._by_number: dict[int, OpenEviction] = {}
         self._under_way: list[OpenEviction] = []
+        self.last = 0
+        """The largest number of a call so far."""
+
+    def get(self, number: int) -> OpenEviction | None:
+        """A call by its number."""
+        return self._by_number.get(number)
+
+    @property
+    def innermost(self) -> OpenEviction | None:
+        """The call that is going on; within it no other one is."""
+        return self._under_way[-1] if self._under_way else None
 
     def begin(self, event: ev.EvictBegin, epoch: int, rids: tuple[str, ...], moment: ft.Moment) -> None:
         """A call begins; ``rids`` need the room."""
-        before = self._by_number.get(event.call)
-        if before is not None:
-            self._gaps.since(before.moment.seq, event.seq, f"eviction {event.call} began twice")
         call = self._by_number[event.call] = OpenEviction(event, epoch, rids, moment)
         self._calls.append(call)
         self._under_way.append(call)
+        self.last = max(self.last, event.call)
 
-    def room(self, event: ev.L1Room, _: ft.Moment) -> None:
+    def room(self, number: int, free: int) -> None:
         """How much was free then."""
-        call = self._by_number.get(event.call)
-        if call is not None and event.free >= 0:
-            call.free = event.free
+        call = self._by_number.get(number)
+        if call is not None and free >= 0:
+            call.free = free
 
     def victim(self, event: ev.EvictedL1, owner: str | None, moment: ft.Moment) -> None:
         """A node is taken."""
-        call = self._innermost(event.call)
-        if call is None:
-            self._gaps.here(event.seq, "a node was evicted outside a recorded eviction")
-        else:
+        call = self.innermost
+        if call is not None and call.begin.call == event.call:
             victim = ft.Victim(moment, event.node, owner, event.start, event.end, event.how, event.tokens)
             call.victims.append(victim)
 
     def end(self, event: ev.EvictEnd, moment: ft.Moment) -> None:
         """The call returns."""
-        call = self._innermost(event.call)
-        if call is None:
-            self._gaps.here(event.seq, "an eviction ended that was not under way")
-            return
-        self._under_way.pop()
-        call.freed, call.end = event.freed, moment
-        seen = sum(victim.tokens for victim in call.victims)
-        if seen != event.freed:
-            told = f"the eviction freed {event.freed} tokens, its victims held {seen}"
-            self._gaps.since(call.moment.seq, moment.seq, told)
-
-    def _innermost(self, number: int) -> OpenEviction | None:
-        call = self._by_number.get(number)
-        return call if call is not None and self._under_way and call is self._under_way[-1] else None
+        call = self.innermost
+        if call is not None and call.begin.call == event.call:
+            self._under_way.pop()
+            call.freed, call.end = event.freed, moment
 
     def without_end(self) -> Iterator[int]:
         """The first events of calls that have not returned."""
@@ -91,14 +86,20 @@ class L2Evictions:
 
     def __init__(self) -> None:
         self._evictions: list[ft.HostEviction] = []
-        self._begun: tuple[ev.EvictHostBegin, ft.Moment] | None = None
+        self.begun: tuple[ev.EvictHostBegin, ft.Moment] | None = None
+        """The call that is going on, where its begin was recorded."""
         self._freed: list[ev.Run] = []
         self._victims: list[ft.HostVictim] = []
         """Usable copies in these slots."""
 
+    @property
+    def freed_since(self) -> int:
+        """Slots that were given back since the call began."""
+        return sum(run.length for run in self._freed)
+
     def begin(self, event: ev.EvictHostBegin, moment: ft.Moment) -> None:
         """What is given back from here on is taken by it."""
-        self._begun = event, moment
+        self.begun = event, moment
         self._clear()
 
     def freed(self, slots: tuple[ev.Run, ...], gone: Iterable[ft.Residency], moment: ft.Moment) -> None:
@@ -108,7 +109,7 @@ class L2Evictions:
 
     def end(self, event: ev.EvictHost, epoch: int, rid: str | None, moment: ft.Moment) -> None:
         """It is over; ``rid`` needed the room."""
-        begun, self._begun = self._begun, None
+        begun, self.begun = self.begun, None
         if begun is not None and begun[0].call != event.call:
             begun = None
         self._evictions.append(
@@ -141,5 +142,5 @@ class L2Evictions:
         self._evictions = [
             one for one in self._evictions if one.end.seq >= before or any(v.owner in keep for v in one.victims)
         ]
-        if self._begun is None:
+        if self.begun is None:
             del self._freed[:-_FREED_KEPT], self._victims[:-_FREED_KEPT]

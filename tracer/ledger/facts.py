@@ -7,21 +7,12 @@ half-open. ``seq`` numbers are those of the journal, so every fact can be looked
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
 from kvwitness.patches.schema.events import PathNode, Run
 from kvwitness.tracer.ledger.chains import Chain
-
-
-def transit_mode(facts: Mapping[str, Any]) -> str | None:
-    """SGLang's name of the mode in which host memory is only a way through to storage; None where it is a tier.
-
-    ``facts``: what an instance recorded of itself (``buffer_only`` exists since 0.5.23).
-    """
-    mode = facts.get("host_memory_mode")
-    return None if mode in (None, "cache") else str(mode)
+from kvwitness.tracer.ledger.described import Described
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -30,6 +21,17 @@ class Moment(msgspec.Struct, frozen=True):
     seq: int
     t_ns: int
     kind: str
+
+
+class Birth(msgspec.Struct, frozen=True):
+    """What put ``[start, end)`` of ``owner``'s prefix into L1."""
+
+    start: int
+    end: int
+    owner: str
+    computed: Moment | None
+    """The launch of the prefill pass that computed it (None: it was found there at the attaching)."""
+    since: Moment
 
 
 class Backup(msgspec.Struct, frozen=True):
@@ -55,6 +57,8 @@ class Backup(msgspec.Struct, frozen=True):
     duration_ns: int | None
     owner_since: int = 0
     """The event that queued ``owner``: an id can be used again."""
+    born: tuple[Birth, ...] | None = None
+    """What had put its tokens into L1, by position; None unless all of them were there from ``queued`` to ``acked``."""
 
 
 class Victim(msgspec.Struct, frozen=True):
@@ -273,6 +277,12 @@ class Prefetch(msgspec.Struct, frozen=True):
     slots: tuple[Run, ...]
     asked: Moment | None
     done: Moment
+    looked_up: Moment | None = None
+    """The answer of storage that it holds these tokens."""
+    unfounded: str = ""
+    """Why the events do not show that it brought its tokens from storage for this request; empty when they do."""
+    computed: tuple[int, ...] | None = None
+    """The events at which what it brought was computed; None where that is not known."""
 
 
 class StorageTry(msgspec.Struct, frozen=True):
@@ -422,6 +432,8 @@ class RequestFacts(msgspec.Struct, frozen=True):
     """Epoch in which that request was last inserted into the cache."""
     traceparent: str | None = None
     """W3C trace context that the client sent, when the HTTP process recorded it."""
+    chain: Chain | None = None
+    """The digests of its tokens: those of its id may be another request's by now."""
     shared_id: bool = False
     """Another request had the same id at the same time, or a pass ended that this one did not begin: whose events are
     whose is not known."""
@@ -452,6 +464,28 @@ class HookState(msgspec.Struct, frozen=True):
     detail: str = ""
     family: str = "common"
     """Hooks of another family than the instance's tree do not count."""
+    since: int = 0
+    """The event from which on that was so."""
+
+
+class Contradiction(msgspec.Struct, frozen=True):
+    """A guard of the model that did not hold: what is recorded between two events contradicts itself."""
+
+    rule: str
+    first: int
+    last: int
+    text: str
+
+
+class WeightsChange(msgspec.Struct, frozen=True):
+    """The weights were changed: what is computed after it has other ones (an adapter's change leaves the model's)."""
+
+    update: int
+    kind: int
+    ok: bool
+    flushed: bool
+    label: str
+    moment: Moment
 
 
 class InstanceFacts(msgspec.Struct, frozen=True):
@@ -462,8 +496,8 @@ class InstanceFacts(msgspec.Struct, frozen=True):
     pid: int
     monotonic_ns: int
     wall_ns: int
-    facts: dict[str, Any]
-    """The instance facts as recorded: ranks, tree class, pool sizes, page size, policies."""
+    facts: Described
+    """What it says of itself: ranks, tree class, pool sizes, page size, policies."""
     hooks: tuple[HookState, ...]
     hook_failures: dict[str, int]
     requests: tuple[RequestFacts, ...]
@@ -496,6 +530,9 @@ class InstanceFacts(msgspec.Struct, frozen=True):
     them is not remembered, and nothing may be claimed of them."""
     states: tuple[StateCopy, ...] = ()
     """Of host pools beside the anchor pool."""
+    contradictions: tuple[Contradiction, ...] = ()
+    """Guards of the model that did not hold; each is one of the ``gaps``, too."""
+    weights: tuple[WeightsChange, ...] = ()
 
     def wall_time_ns(self, t_ns: int) -> int:
         """Wall-clock time (ns since the epoch) of a monotonic reading of this instance."""

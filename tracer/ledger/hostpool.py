@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from kvwitness.patches.schema.events import Run
 from kvwitness.tracer.ledger.chains import Chain, same_prefix, shared_prefix
@@ -48,13 +49,51 @@ class HostView:
 
     # --- consistency ---------------------------------------------------------------------------------
 
-    def count(self, available: int, change: int) -> str | None:
-        """Check the pool's own count of free slots against the events; a text when they do not fit."""
+    def miscounted(self, available: int, change: int) -> str | None:
+        """Whether the pool's own count of free slots does not follow from the events; in words."""
         expected = None if self.available is None else self.available + change
+        if expected is None or expected == available:
+            return None
+        return f"the host pool has {available} free slots where the events say {expected}"
+
+    def count(self, available: int) -> None:
+        """The pool's own count of free slots."""
         self.available = available
-        if expected is not None and expected != available:
-            return f"the host pool has {available} free slots where the events say {expected}"
-        return None
+
+    def taken_twice(self, runs: tuple[Run, ...]) -> bool:
+        """Whether slots are in use, by the events, that the pool is said to give away."""
+        return any(page in self._held or page in self._fresh for page in pages(runs, self.page))
+
+    def given_back_twice(self, runs: tuple[Run, ...]) -> bool:
+        """Whether slots are free, by the events, that are said to be given back."""
+        return any(page in self._free for page in pages(runs, self.page))
+
+    def whole(self, runs: tuple[Run, ...]) -> bool:
+        """Whether slots are whole pages, as the pool gives them out, each of them once."""
+        if len(runs) == 1:
+            (run,) = runs
+            return run.start >= 0 and run.length > 0 and run.start % self.page == 0 and run.length % self.page == 0
+        page = self.page
+        if any(run.start < 0 or run.length < 1 or run.start % page or run.length % page for run in runs):
+            return False
+        ordered = sorted(runs)
+        return all(a.start + a.length <= b.start for a, b in pairwise(ordered))
+
+    def beyond(self, runs: tuple[Run, ...], size: int | None) -> bool:
+        """Whether slots lie outside a pool of ``size`` slots."""
+        return size is not None and any(run.start < 0 or run.start + run.length > size for run in runs)
+
+    def unwritten(self, runs: tuple[Run, ...]) -> bool:
+        """Whether slots were allocated, and nothing was written to them since."""
+        return all(page in self._fresh for page in pages(runs, self.page))
+
+    def holds(self, runs: tuple[Run, ...], start: int) -> bool:
+        """Whether slots hold what was written for the positions from ``start`` on."""
+        for place, page in enumerate(pages(runs, self.page)):
+            held = self._held.get(page)
+            if held is None or held[1] != start + place * self.page:
+                return False
+        return True
 
     # --- content -------------------------------------------------------------------------------------
 
@@ -65,15 +104,11 @@ class HostView:
             self._free.discard(page)
             self._fresh.add(page)
 
-    def whole(self, runs: tuple[Run, ...]) -> bool:
-        """Whether slots are whole pages, as the pool gives them out."""
-        return all(run.start % self.page == 0 and run.length % self.page == 0 for run in runs)
-
-    def written(self, runs: tuple[Run, ...], content: Content) -> bool:
+    def written(self, runs: tuple[Run, ...], content: Content) -> None:
         """Slots now hold ``content`` from its start on.
 
         Only whole pages that were allocated and not written since can hold it: what else is written to is not
-        known from then on. False when the slots are others, or do not add up to the content's length.
+        known from then on.
         """
         position = content.start
         sound = self.whole(runs) and sum(run.length for run in runs) == content.end - content.start
@@ -85,24 +120,28 @@ class HostView:
                 sound = False
                 self._held.pop(page, None)
             position += self.page
-        return sound
 
-    def found(self, runs: tuple[Run, ...], content: Content) -> bool:
-        """Slots were seen to hold ``content`` already. What events say of a page since the attaching stands.
+    def contested(self, runs: tuple[Run, ...], content: Content) -> bool:
+        """Whether slots cannot have been found with this content: they do not add up, are free, or hold other positions.
 
-        False when the slots do not add up, or something else was written to them or is about to be.
+        What events say of a page since the attaching stands.
         """
         if not self.whole(runs) or sum(run.length for run in runs) != content.end - content.start:
-            return False
-        taken = list(pages(runs, self.page))
-        if len(set(taken)) != len(taken) or not (self._fresh | self._free).isdisjoint(taken):
-            return False
-        at = {page: content.start + i * self.page for i, page in enumerate(taken)}
-        if any(self._held[page][1] != position for page, position in at.items() if page in self._held):
-            return False
-        for page, position in at.items():
-            self._held.setdefault(page, (content, position))
-        return True
+            return True
+        for place, page in enumerate(pages(runs, self.page)):
+            if page in self._fresh or page in self._free:
+                return True
+            held = self._held.get(page)
+            if held is not None and held[1] != content.start + place * self.page:
+                return True
+            if held is not None and held[0].origin == "snapshot":
+                return True
+        return False
+
+    def found(self, runs: tuple[Run, ...], content: Content) -> None:
+        """Slots were seen to hold ``content`` already."""
+        for place, page in enumerate(pages(runs, self.page)):
+            self._held.setdefault(page, (content, content.start + place * self.page))
 
     def freed(self, runs: tuple[Run, ...], moment: Moment) -> None:
         """Slots were given back: what they held has left L2."""

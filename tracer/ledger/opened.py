@@ -22,6 +22,10 @@ class OpenBackup:
     acked: ft.Moment | None = None
     transfer: int | None = None
     duration_ns: int | None = None
+    in_l1: bool = False
+    """Its node was in L1 when it was queued."""
+    born: tuple[ft.Birth, ...] | None = None
+    """What had put it into L1, where it was there from its queueing to its acknowledgement."""
 
     @property
     def owner(self) -> str | None:
@@ -52,6 +56,7 @@ class OpenBackup:
             transfer=self.transfer,
             duration_ns=self.duration_ns,
             owner_since=self.content.chain.since if self.content.chain else 0,
+            born=self.born,
         )
 
 

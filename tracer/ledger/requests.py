@@ -1,12 +1,29 @@
-"""Gather a request's events into facts while the journal is read."""
+"""Requests while the journal is read: each stay in the queue, what was matched, computed, inserted, given back."""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Container
 from dataclasses import dataclass, field
 
+from kvwitness.tracer.ledger.chains import Chain
 from kvwitness.tracer.ledger.facts import ChunkFact, DecisionFact, MatchFact, Moment, RequestFacts
-from kvwitness.tracer.ledger.tree import Computed
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a request's own prefill computed so far, in passes without a hole."""
+
+    start: int
+    end: int | None
+    """None: up to the end of the prompt, and what was generated behind it since."""
+    passes: tuple[tuple[int, Moment], ...]
+    """Where each pass ended, and its launch."""
+
+    def launched(self, end: int) -> Moment:
+        """The launch of the pass with which everything up to ``end`` was computed."""
+        return next((moment for to, moment in self.passes if to >= end), self.passes[-1][1])
 
 
 @dataclass(slots=True)
@@ -35,12 +52,16 @@ class OpenRequest:
     prompt_tokens: int
     queued: Moment
     last: Moment
+    chain: Chain
     match: MatchFact | None = None
     decision: DecisionFact | None = None
     admitted: Moment | None = None
     admitted_prefix: int | None = None
+    admitted_end: int | None = None
     chunks: list[OpenChunk] = field(default_factory=list)
     loads: list[int] = field(default_factory=list)
+    loaded: int = 0
+    """Tokens of the load-backs that were queued since its last match."""
     released: Moment | None = None
     state: int | None = None
     output_tokens: int | None = None
@@ -48,6 +69,18 @@ class OpenRequest:
     prior: tuple[str | None, int, int] = (None, 0, 0)
     shared_id: bool = False
     """What is recorded under its id may be another request's."""
+    inserted: int = 0
+    """How much of it was ever put into the cache."""
+
+    @property
+    def position(self) -> int | None:
+        """Where its next pass begins; None before it was admitted."""
+        return self.chunks[-1].end if self.chunks else self.admitted_prefix
+
+    @property
+    def waits(self) -> bool:
+        """It is in the queue: not admitted, not given back."""
+        return self.admitted is None and self.released is None
 
     def computed(self) -> Computed | None:
         """What its prefill passes computed so far, up to the first hole between them."""
@@ -55,12 +88,14 @@ class OpenRequest:
             return None
         first = self.chunks[0]
         position, whole = first.start, False
+        passes: list[tuple[int, Moment]] = []
         for chunk in self.chunks:
             if chunk.start != position:
                 break
             position = chunk.end
+            passes.append((position, chunk.moment))
             whole = chunk.last and chunk.end >= self.prompt_tokens and chunk.done is not None
-        return Computed(first.start, None if whole else position, first.moment)
+        return Computed(first.start, None if whole else position, tuple(passes))
 
     def computed_by(self) -> float:
         """The event with which its prefill had ended; infinite as long as that is not known."""
@@ -98,4 +133,78 @@ class OpenRequest:
             prior_epoch=self.prior[2],
             traceparent=traceparent,
             shared_id=self.shared_id,
+            chain=self.chain,
         )
+
+
+class Requests:
+    """All requests of one instance. An id is that of the last request that was queued with it."""
+
+    def __init__(self) -> None:
+        self.all: list[OpenRequest] = []
+        self.context: set[int] = set()
+        """The events that queued those that are only there as what others were built on."""
+        self._open: dict[str, OpenRequest] = {}
+        self._chains: dict[str, Chain] = {}
+        self._attempts: dict[str, int] = defaultdict(int)
+
+    def get(self, rid: str | None) -> OpenRequest | None:
+        """The last request with an id."""
+        return self._open.get(rid or "")
+
+    def chain(self, rid: str | None) -> Chain | None:
+        """The digests of its tokens."""
+        return self._chains.get(rid or "")
+
+    def chain_of(self, rid: str) -> Chain:
+        """The same; a new one for an id that was not queued."""
+        return self._chains.setdefault(rid, Chain(rid))
+
+    def queue(self, rid: str, retracted: bool, epoch: int, prompt_tokens: int, moment: Moment) -> OpenRequest | None:
+        """A stay in the queue begins; the request that had the id until now."""
+        before = self._open.get(rid)
+        if retracted:
+            self._attempts[rid] += 1
+        else:
+            self._attempts[rid] = 1
+            self._chains[rid] = Chain(rid, since=moment.seq)
+        chain = self.chain_of(rid)
+        request = OpenRequest(rid, self._attempts[rid], epoch, prompt_tokens, moment, moment, chain)
+        if before is not None and before.released is None and not retracted:
+            # Two requests with one id at a time: nobody can tell whose events follow.
+            before.shared_id = request.shared_id = True
+        self._open[rid] = request
+        self.all.append(request)
+        return before
+
+    def chains(self) -> dict[str, Chain]:
+        """By id, of the last request with it."""
+        return dict(self._chains)
+
+    def rids(self) -> frozenset[str]:
+        """The ids of those that are remembered."""
+        return frozenset(request.rid for request in self.all)
+
+    def settled(self, before: int) -> frozenset[str]:
+        """Ids whose requests ended before an event."""
+        running = {r.rid for r in self.all if r.released is None or r.last.seq >= before}
+        return self.rids() - running
+
+    def forget(self, rids: Container[str], live: Container[str]) -> frozenset[str]:
+        """Drop those with these ids but for the live ones, which stay as what others were built on. The ids that went.
+
+        ``live``: whose prefixes a tier holds.
+        """
+        self.context.update(r.queued.seq for r in self.all if r.rid in rids)
+        kept = {r.rid for r in self.all if r.rid in live or r.queued.seq not in self.context}
+        gone = self.rids() - kept
+        self.all = [r for r in self.all if r.rid not in gone]
+        self.context &= {r.queued.seq for r in self.all}
+        for rid in gone:
+            for by_rid in (self._chains, self._attempts, self._open):
+                by_rid.pop(rid, None)
+        return gone
+
+    def judged(self) -> list[OpenRequest]:
+        """Those of which something may be claimed."""
+        return [r for r in self.all if r.queued.seq not in self.context]

@@ -3,185 +3,133 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from kvwitness.patches.schema import events as ev
-from kvwitness.tracer.ledger import facts as ft
-from kvwitness.tracer.ledger.attached import Unseen
-from kvwitness.tracer.ledger.gaps import Gaps
+from kvwitness.tracer.ledger.facts import Moment
 from kvwitness.tracer.ledger.numbers import Numbers
 from kvwitness.tracer.ledger.opened import OpenBackup, OpenLoad
 
 
+class Launched:
+    """A transfer that was launched, and what it copies."""
+
+    __slots__ = ("backups", "event", "loads")
+
+    def __init__(self, event: ev.TransferStarted) -> None:
+        self.event = event
+        self.backups: list[OpenBackup] = []
+        """Those that were not acknowledged yet, in the order queued."""
+        self.loads: list[OpenLoad] = []
+
+
 class Transfers:
-    """What waits to be copied and what is being copied. ``facts``: what the instance records of itself."""
+    """What waits to be copied and what is being copied. What is unseen (begun before the attaching) is kept elsewhere."""
 
-    def __init__(self, gaps: Gaps, attached: Unseen, facts: Mapping[str, Any]) -> None:
-        self._gaps = gaps
-        self._attached = attached
-        self._facts = facts
-        self._backups: dict[int, list[OpenBackup]] = defaultdict(list)
-        """Node -> backups that were queued and not acknowledged."""
-        self._loads: dict[int, list[OpenLoad]] = defaultdict(list)
+    def __init__(self) -> None:
+        self.queued_backups: dict[int, list[OpenBackup]] = defaultdict(list)
+        """Node -> backups that were queued and not launched."""
+        self.queued_loads: dict[int, list[OpenLoad]] = defaultdict(list)
         """Node -> loads that were queued and not launched."""
-        self._copying: dict[int, tuple[ev.TransferStarted, list[OpenLoad]]] = {}
-        """Transfer -> the loads that it copies."""
-        self._numbers = Numbers()
-        self._launched = {ev.Direction.D2H: 0, ev.Direction.H2D: 0}
+        self.running: dict[int, Launched] = {}
+        """By their numbers."""
+        self.numbers = Numbers()
+        """Of all transfers so far."""
+        self.launched = {ev.Direction.D2H: 0, ev.Direction.H2D: 0}
         """The last launch of each direction: what waits for the next one was queued behind it."""
-
-    @property
-    def any_seen(self) -> bool:
-        """Whether any transfer was recorded."""
-        return bool(self._numbers)
+        self._of_node: dict[int, list[OpenBackup]] = defaultdict(list)
+        """Node -> backups that were launched and not acknowledged."""
 
     def reset(self) -> None:
-        """The cache was emptied: nothing waits any more."""
-        self._backups.clear()
-        self._loads.clear()
+        """The cache was emptied: nothing waits any more, and what is being copied is nobody's."""
+        self.queued_backups.clear()
+        self.queued_loads.clear()
+        self._of_node.clear()
 
     def compact(self) -> None:
         """Give up memory of long ago."""
-        self._numbers.compact()
+        self.numbers.compact()
 
-    # --- queued --------------------------------------------------------------------------------------
+    # --- questions -----------------------------------------------------------------------------------
+
+    def is_backing(self, node: int) -> bool:
+        """Whether a backup of a node is queued or under way."""
+        return bool(self.queued_backups.get(node) or self._of_node.get(node))
+
+    def waiting(self, direction: int) -> Iterator[OpenBackup | OpenLoad]:
+        """What waits to be launched that way."""
+        queued: Sequence[Sequence[OpenBackup | OpenLoad]] = list(
+            self.queued_backups.values() if direction == ev.Direction.D2H else self.queued_loads.values()
+        )
+        return (one for of_node in queued for one in of_node)
+
+    def backup_of(self, node: int) -> OpenBackup | None:
+        """The launched backup of a node whose acknowledgement comes next."""
+        found = self._of_node.get(node)
+        return found[0] if found else None
+
+    def never_launched(self, node: int) -> OpenBackup | None:
+        """A backup of a node that is still queued."""
+        found = self.queued_backups.get(node)
+        return found[0] if found else None
+
+    def copying(self) -> Iterator[OpenLoad]:
+        """Loads that were launched and are not done."""
+        return (load for transfer in self.running.values() for load in transfer.loads)
+
+    # --- what happens --------------------------------------------------------------------------------
 
     def backup_queued(self, backup: OpenBackup) -> None:
         """It waits for the next launch to the host."""
-        if self._backups.get(backup.queued.node):
-            told = f"node {backup.queued.node} was queued to be backed up while a backup of it was under way"
-            self._gaps.here(backup.queued.seq, told)
-        self._backups[backup.queued.node].append(backup)
+        self.queued_backups[backup.queued.node].append(backup)
 
     def load_queued(self, load: OpenLoad) -> None:
         """It waits for the next launch to the device."""
-        self._loads[load.queued.node].append(load)
+        self.queued_loads[load.queued.node].append(load)
 
-    def in_flight(self, event: ev.InFlight) -> None:
-        """A copy was found under way, or waiting, when kvwitness was attached."""
-        if event.launched and event.transfer in self._numbers:
-            self._gaps.here(event.seq, f"transfer {event.transfer} has the number of an earlier one")
-        self._numbers.add(event.transfer)
-        self._attached.under_way(event)
-
-    # --- launched ------------------------------------------------------------------------------------
-
-    def started(self, event: ev.TransferStarted, moment: ft.Moment) -> None:
-        """A launch takes everything that waits. Where it does not add up, something is missing since the last one."""
-        if event.direction not in self._launched:
-            told = f"transfer {event.transfer} copies in a direction that this version does not know"
-            self._gaps.here(event.seq, told)
-            return
-        since, self._launched[event.direction] = self._launched[event.direction], event.seq
-        wrong = self._launch(event, moment)
-        per_token = self._facts.get("bytes_per_token")
-        if event.transfer in self._numbers:
-            wrong = "has the number of an earlier one"
-        elif len(set(event.nodes)) != len(event.nodes):
-            wrong = "names a node twice"
-        elif isinstance(per_token, int) and not self._bytes_fit(event, per_token):
-            wrong = f"moves {event.bytes} bytes for {event.tokens} tokens"
-        self._numbers.add(event.transfer)
-        if wrong is not None:
-            self._gaps.since(since, event.seq, f"transfer {event.transfer} {wrong}")
-
-    def _bytes_fit(self, event: ev.TransferStarted, per_token: int) -> bool:
-        """Where further pools take part in a transfer there are more bytes."""
-        alone = len(self._facts.get("pools") or ()) <= 1
-        expected = event.tokens * per_token
-        return event.bytes == expected if alone else event.bytes >= expected
-
-    def _launch(self, event: ev.TransferStarted, moment: ft.Moment) -> str | None:
-        """Everything that waits to be copied in this direction is on its way; what does not fit, in words."""
-        unseen, unseen_tokens, forgotten = self._attached.launched(event.transfer, event.direction, event.nodes)
+    def start(self, event: ev.TransferStarted, moment: Moment) -> None:
+        """What waits of these nodes is on its way, of each node the first; what is left out is not waited for."""
+        transfer = Launched(event)
         if event.direction == ev.Direction.D2H:
-            waiting = [b for queued in self._backups.values() for b in queued if b.started is None]
-            count, tokens, left_out = self._launch_backups(event, moment, waiting)
-            if len({b.queued.node for b in waiting}) != len(waiting):
-                return "copies a node that was queued twice"
-        else:
-            count, tokens, left_out = self._launch_loads(event, moment)
-        left_out += forgotten
-        if left_out:
-            return f"leaves out node {left_out[0]}, which was queued"
-        if unseen + count != len(event.nodes):
-            return f"copies {len(event.nodes)} nodes, {unseen + count} were queued"
-        tokens += unseen_tokens
-        return None if tokens == event.tokens else f"copies {event.tokens} tokens, {tokens} were queued"
+            for node in event.nodes:
+                for backup in self.queued_backups.pop(node, ()):
+                    backup.started, backup.transfer = moment, event.transfer
+                    transfer.backups.append(backup)
+                    self._of_node[node].append(backup)
+            self.queued_backups.clear()
+        elif event.direction == ev.Direction.H2D:
+            for node in event.nodes:
+                queued = self.queued_loads.get(node)
+                if queued:
+                    load = queued.pop(0)
+                    load.started, load.transfer = moment, event.transfer
+                    load.transfer_tokens, load.transfer_bytes = event.tokens, event.bytes
+                    transfer.loads.append(load)
+            self.queued_loads.clear()
+        self.numbers.add(event.transfer)
+        if event.direction in self.launched:
+            self.launched[event.direction] = event.seq
+            self.running[event.transfer] = transfer
 
-    def _launch_backups(
-        self, event: ev.TransferStarted, moment: ft.Moment, waiting: list[OpenBackup]
-    ) -> tuple[int, int, list[int]]:
-        """How many it takes, with how many tokens, and the nodes that it leaves out, which are not waited for."""
-        tokens = 0
-        for backup in waiting:
-            if backup.queued.node in event.nodes:
-                backup.started, backup.transfer = moment, event.transfer
-                tokens += backup.queued.tokens
-        left_out = [b.queued.node for b in waiting if b.started is None]
-        for node, queued in list(self._backups.items()):
-            started = [b for b in queued if b.started is not None]
-            if started:
-                self._backups[node] = started
-            else:
-                del self._backups[node]
-        return len(waiting) - len(left_out), tokens, left_out
+    def acknowledged(self, node: int) -> OpenBackup | None:
+        """A backup's copy is complete; None where none was launched. One that was not is not waited for any more."""
+        found = self._of_node.get(node)
+        if not found:
+            self.queued_backups.pop(node, None)
+            return None
+        backup = found.pop(0)
+        if not found:
+            del self._of_node[node]
+        transfer = self.running.get(backup.transfer or 0)
+        if transfer is not None and backup in transfer.backups:
+            transfer.backups.remove(backup)
+            if not transfer.backups:
+                del self.running[backup.transfer or 0]
+        return backup
 
-    def _launch_loads(self, event: ev.TransferStarted, moment: ft.Moment) -> tuple[int, int, list[int]]:
-        """The same of loads: of each node the one that was queued first."""
-        loads: list[OpenLoad] = []
-        for node in event.nodes:
-            queued = self._loads.get(node)
-            if queued:
-                load = queued.pop(0)
-                load.started, load.transfer = moment, event.transfer
-                load.transfer_tokens, load.transfer_bytes = event.tokens, event.bytes
-                loads.append(load)
-        self._copying[event.transfer] = (event, loads)
-        left_out = [node for node, queued in self._loads.items() if queued]
-        self._loads.clear()
-        return len(loads), sum(load.queued.tokens for load in loads), left_out
-
-    # --- ended ---------------------------------------------------------------------------------------
-
-    def backup_acked(self, event: ev.BackupAcked, moment: ft.Moment) -> None:
-        """A backup's copy is complete: what it wrote is usable."""
-        if self._attached.backup_ended(event.transfer, event.node):
-            return
-        queued = self._backups.get(event.node)
-        if not queued:
-            self._gaps.here(event.seq, f"a backup of node {event.node} was acknowledged that was never queued")
-            return
-        backup = queued.pop(0)
-        if not queued:
-            del self._backups[event.node]
-        if backup.started is None:
-            self._gaps.since(backup.moment.seq, event.seq, f"the copy of node {event.node} was never launched")
-            return
-        if backup.transfer != event.transfer:
-            self._gaps.here(event.seq, f"the acknowledgement of node {event.node} names another transfer")
-            return
-        backup.acked = moment
-        backup.content.usable = moment
-        backup.duration_ns = event.duration_ns if event.duration_ns >= 0 else None
-
-    def load_done(self, event: ev.LoadDone, moment: ft.Moment) -> list[OpenLoad]:
-        """A copy to the device is complete; the loads that are done with it."""
-        if self._attached.load_ended(event.transfer):
-            return []
-        started = self._copying.pop(event.transfer, None)
-        if started is None:
-            self._gaps.here(event.seq, f"transfer {event.transfer} ended that never started")
-            return []
-        begin, loads = started
-        if (begin.tokens, begin.bytes, begin.nodes) != (event.tokens, event.bytes, event.nodes):
-            self._gaps.here(event.seq, f"transfer {event.transfer} ended with other figures than it started with")
-            if event.tokens < begin.tokens:
-                for load in loads:
-                    load.ended_short = event.tokens
-            return []
-        for load in loads:
-            load.done = moment
-            load.duration_ns = event.duration_ns if event.duration_ns >= 0 else None
-        return loads
+    def ended(self, number: int) -> Launched | None:
+        """A copy to the device is complete; None where it never started."""
+        transfer = self.running.get(number)
+        if transfer is None or transfer.event.direction != ev.Direction.H2D:
+            return None
+        return self.running.pop(number)

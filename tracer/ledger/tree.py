@@ -3,18 +3,25 @@
 Node ids are only followed within an epoch. A split gives the *prefix* a new id and leaves the old id on the
 suffix; it is recognised when a later path shows the new node, and the new node inherits the old one's
 history. What cannot be explained stays "not known" and lowers the claims that rest on it.
+
+Questions change nothing; whether the events fit what is known here is decided by :mod:`kvwitness.tracer.rules`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvwitness.patches.schema.events import AtAttach, Eviction, PathNode, ResidentNode
 from kvwitness.tracer.ledger.beginnings import Beginnings
 from kvwitness.tracer.ledger.chains import Chain, same_prefix, shared_prefix
-from kvwitness.tracer.ledger.facts import MatchedNode, Moment, Residency
+from kvwitness.tracer.ledger.facts import Birth, MatchedNode, Moment, Residency
 from kvwitness.tracer.ledger.numbers import Numbers
+from kvwitness.tracer.ledger.requests import Computed
+
+Path = Sequence[PathNode]
+Odd = tuple[int | None, str]
+"""Since which event (None: the one before) something does not fit, and what."""
 
 
 @dataclass(slots=True)
@@ -41,20 +48,17 @@ class Node:
     """The nodes that it was split off from."""
     computed: Moment | None = None
     """The prefill pass that computed it, when that is what made it resident."""
+    backing: int = 0
+    """Copies of it to the host that are queued or under way."""
     seen: int = 0
     """When an event last showed it to be in the tree, in looks of the view."""
     since: int = 0
     """When an event first showed it, in looks of the view."""
 
-
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """What a request's own prefill computed so far, in passes without a hole."""
-
-    start: int
-    end: int | None
-    """None: up to the end of the prompt, and what was generated behind it since."""
-    moment: Moment
+    @property
+    def in_l1(self) -> bool:
+        """It is in L1, or on its way there."""
+        return self.resident is not None or self.load is not None
 
 
 class TreeView:
@@ -66,7 +70,6 @@ class TreeView:
         self._nodes: dict[int, Node] = {}
         self._beginnings = Beginnings()
         self._doubtful: set[int] = set()
-        self._moved: list[tuple[int | None, str]] = []
         self._looks = self._looked = 0
         self._forgotten = Numbers()
         self._loading: dict[int, list[int]] = {}
@@ -97,8 +100,25 @@ class TreeView:
         node.chain = chain
         self._beginnings.put(node.id, node.start, chain)
 
-    def follow(self, path: tuple[PathNode, ...], chain: Chain | None) -> list[Node]:
-        """The nodes of a path that the tree reported for a sequence; splits since the last look are applied."""
+    def misplaced(self, path: Path) -> Odd | None:
+        """A node of a path that has other positions than it had. A split takes from a node's start, its end stays."""
+        for step in path:
+            node = self._nodes.get(step.node)
+            if node is not None and (node.end != step.end or node.start > step.start):
+                last = node.evicted or node.resident
+                return (last.seq if last is not None else None), f"node {node.id} has other positions than it had"
+        return None
+
+    def strange(self, path: Path, chain: Chain | None) -> str | None:
+        """A node of a path that digests show to be another sequence's."""
+        for step in path if chain is not None else ():
+            node = self._nodes.get(step.node)
+            if node is not None and self._other_prefix(node, chain, step.end):
+                return f"node {node.id} is on the path of another prefix than it has"
+        return None
+
+    def follow(self, path: Path, chain: Chain | None) -> list[Node]:
+        """Take in a path that the tree reported for a sequence; splits since the last look are applied."""
         on_path = {step.node for step in path}
         self._looks += 1
         nodes: list[Node] = []
@@ -112,17 +132,17 @@ class TreeView:
             elif (node.start, node.end) != (step.start, step.end):
                 node.known = False
                 self._doubt(node)
-                last = node.evicted or node.resident
-                if last is not None:
-                    self._moved.append((last.seq, f"node {node.id} has other positions than it had"))
                 self._move_start(node, step.start)
                 node.end = step.end
             node.seen = self._looks
             if node.chain is None:
                 self._of_chain(node, chain)
-            if self._other_prefix(node, chain, step.end):
-                self._doubt(node)
-                self._moved.append((None, f"node {node.id} is on the path of another prefix than it has"))
+            if chain is not None:
+                if self._other_prefix(node, chain, step.end):
+                    self._doubt(node)
+                for at, digest in chain.points.items():
+                    if at <= step.end:
+                        node.points.setdefault(at, digest)
             nodes.append(node)
         return nodes
 
@@ -130,8 +150,9 @@ class TreeView:
         """Whether digests show that a node on a sequence's path is another sequence's."""
         if chain is None:
             return False
-        differ = [d for at, d in chain.points.items() if at <= end and node.points.setdefault(at, d) != d]
-        return bool(differ) or shared_prefix(chain, node.chain, end) == -1
+        if any(node.points.get(at, digest) != digest for at, digest in chain.points.items() if at <= end):
+            return True
+        return shared_prefix(chain, node.chain, end) == -1
 
     def _split_off(self, step: PathNode, chain: Chain | None, on_path: set[int]) -> Node:
         """A node id that was not seen before: the prefix part of a known node, or new to the ledger."""
@@ -165,36 +186,106 @@ class TreeView:
     # --- residency -----------------------------------------------------------------------------------
 
     def inserted(
-        self,
-        path: tuple[PathNode, ...],
-        chain: Chain | None,
-        rid: str | None,
-        computed: Computed | None,
-        moment: Moment,
+        self, path: Path, chain: Chain | None, rid: str | None, computed: Computed | None, moment: Moment
     ) -> None:
-        """After an insert the whole path is in L1; what the request's own prefill computed is born now.
+        """After an insert what the request's own prefill computed of a path that was taken in is in L1, born now.
 
         What lies before that was there already or is being loaded: it is not born by this request.
         """
-        for step, node in zip(path, self.follow(path, chain), strict=True):
+        for step in path if computed is not None else ():
+            node = self._nodes[step.node]
             if computed is None or node.start < computed.start or not step.on_device:
                 continue
             if computed.end is not None and node.end > computed.end:
                 continue
             # A node that is being loaded is in the tree already; its residency begins with the load's end.
-            if node.resident is None and node.load is None:
-                node.resident, node.resident_by, node.computed = moment, rid, computed.moment
+            if not node.in_l1:
+                node.resident, node.resident_by, node.computed = moment, rid, computed.launched(node.end)
                 node.evicted = node.evicted_how = node.evicted_call = None
                 node.known = True
                 if chain is not None:
                     self._of_chain(node, chain)
 
-    def seen_at_attach(self, event: ResidentNode, chain: Chain | None, at: Moment) -> str | None:
-        """A node was found in the tree of a running server; why that cannot be, in words.
+    # --- what the tree itself says of L1 -------------------------------------------------------------
+
+    def back_again(self, path: Path) -> Odd | None:
+        """A node that left L1 and that the tree holds there, although no event brought it back."""
+        for step in path:
+            node = self._nodes[step.node]
+            if step.on_device and not node.in_l1 and node.evicted is not None:
+                return node.evicted.seq, f"node {node.id} is in L1 again, and no event brought it back"
+        return None
+
+    def left_unseen(self, path: Path) -> Odd | None:
+        """A node that is in L1, or on its way, and that the tree holds elsewhere, although no event took it out."""
+        for step in path:
+            node = self._nodes[step.node]
+            if not step.on_device and node.resident is not None:
+                return node.resident.seq, f"node {node.id} is not in L1 any more, and no event took it out"
+            if not step.on_device and node.load is not None:
+                return node.load, f"node {node.id} is not in L1, and a load-back of it was queued"
+        return None
+
+    def beside(self, path: Path, chain: Chain | None) -> Odd | None:
+        """Two nodes that begin with one page: no two children of a node do."""
+        for node, other in self._twins(path, chain):
+            since = other.resident.seq if other.resident is not None else other.load
+            return since, f"nodes {node.id} and {other.id} begin with the same page"
+        return None
+
+    def settle(self, path: Path, chain: Chain | None, moment: Moment) -> None:
+        """From here on the tree's own word on a path counts; how it came about is not known where no event says so."""
+        for node, other in list(self._twins(path, chain)):
+            self._doubt(node)
+            self._doubt(other)
+        for step in path:
+            node = self._nodes[step.node]
+            if step.on_device and not node.in_l1 and node.evicted is not None:
+                node.evicted = node.evicted_how = node.evicted_call = None
+            elif not step.on_device and node.resident is not None:
+                self._close_node(node, moment)
+
+    def _twins(self, path: Path, chain: Chain | None) -> Iterator[tuple[Node, Node]]:
+        """Nodes of a path, and others that cannot be in L1 while they are in the tree.
+
+        One that was there first may be what a node was split off from, without digests that show it.
+        """
+        for step in path:
+            node = self._nodes[step.node]
+            sequence = chain or node.chain
+            if sequence is None or not sequence.grid:
+                continue
+            first_cell = (node.start // sequence.grid + 1) * sequence.grid
+            for number in self._beginnings.like(node.start, node.end, sequence):
+                other = self._nodes[number]
+                if other.since <= node.since or not other.in_l1 or (node.doubt and other.doubt):
+                    continue
+                shared = shared_prefix(sequence, other.chain, min(first_cell, node.end, other.end))
+                if shared is not None and shared > node.start and all(each.node != number for each in path):
+                    yield node, other
+
+    # --- attached ------------------------------------------------------------------------------------
+
+    def unfit(self, event: ResidentNode) -> str | None:
+        """Why a node cannot have been found as an event says, by what was seen of it since the events began."""
+        node = self._nodes.get(event.node)
+        if node is None:
+            return None
+        if node.end != event.end or node.start > event.start:
+            return f"node {node.id} was found with other positions than it had"
+        if event.l1 == AtAttach.RESIDENT and node.evicted is not None and node.load is None:
+            return f"node {node.id} was found in L1, and no event brought it back"
+        if event.l1 == AtAttach.ABSENT and node.in_l1:
+            return f"node {node.id} was found outside L1, and no event took it out"
+        return None
+
+    def seen_at_attach(self, event: ResidentNode, chain: Chain | None, at: Moment) -> None:
+        """A node was found in the tree of a running server.
 
         What the events have said of it since they began stands; without them the tree's own word counts, for a
         node whose prefix is known.
         """
+        wrong = self.unfit(event) is not None
         node = self._nodes.get(event.node)
         if node is None:
             node = self._place(Node(event.node, event.start, event.end, chain, known=False))
@@ -203,38 +294,27 @@ class TreeView:
         elif (node.start, node.end) != (event.start, event.end):
             node.known = False
             self._doubt(node)
-            return f"node {node.id} was found with other positions than it had"
+            return
         self._looks += 1
         node.seen = self._looks
-        if event.l1 == AtAttach.RESIDENT and node.evicted is not None and node.load is None:
-            return f"node {node.id} was found in L1, and no event brought it back"
-        if event.l1 == AtAttach.ABSENT and (node.resident is not None or node.load is not None):
-            return f"node {node.id} was found outside L1, and no event took it out"
-        if chain is None:
-            return None
-        if node.chain is None or not node.known:
-            if shared_prefix(chain, node.chain, node.end) == -1:
-                self._doubt(node)
-            self._of_chain(node, chain)
-        elif shared_prefix(chain, node.chain, node.end) == -1:
+        if wrong or chain is None:
+            return
+        if shared_prefix(chain, node.chain, node.end) == -1:
             self._doubt(node)
+        if node.chain is None or not node.known:
+            self._of_chain(node, chain)
         node.known = True
-        if node.resident is None and node.load is None:
+        if not node.in_l1:
             if event.l1 == AtAttach.RESIDENT:
                 node.resident = at
             elif event.l1 == AtAttach.ABSENT and event.l2 == AtAttach.RESIDENT:
                 # Found in L2 alone: however it left L1, its usable copy was in L2.
                 node.evicted, node.evicted_how, node.evicted_call = at, Eviction.DEMOTED, None
-        return None
+
+    # --- load-backs ----------------------------------------------------------------------------------
 
     def loading(
-        self,
-        start: int,
-        end: int,
-        path: tuple[PathNode, ...],
-        load: int,
-        at: Moment,
-        stored: Sequence[tuple[int, int]] = (),
+        self, start: int, end: int, path: Path, load: int, at: Moment, stored: Sequence[tuple[int, int]] = ()
     ) -> None:
         """A load-back of ``[start, end)`` of a matched path was queued.
 
@@ -256,11 +336,11 @@ class TreeView:
                 node.resident, node.resident_by, node.computed = at, rid, None
                 node.evicted = node.evicted_how = node.evicted_call = None
 
-    def _within(self, start: int, end: int, path: tuple[PathNode, ...]) -> list[Node]:
+    def _within(self, start: int, end: int, path: Path) -> list[Node]:
         nodes = [self._nodes[step.node] for step in path if step.node in self._nodes]
         return [node for node in nodes if start <= node.start and node.end <= end]
 
-    def came_from(self, node: int, start: int, end: int, path: tuple[PathNode, ...]) -> bool:
+    def came_from(self, node: int, start: int, end: int, path: Path) -> bool:
         """Whether the part ``[start, end)`` of a path is ``node``, or was split off from it."""
         position = start
         for step in path:
@@ -270,6 +350,44 @@ class TreeView:
                     return False
                 position = step.end
         return position >= end
+
+    # --- backups -------------------------------------------------------------------------------------
+
+    def _parts(self, number: int, start: int, end: int) -> list[Node]:
+        """What has become of a node's ``[start, end)``: itself, and what was split off from it since."""
+        whole = self._nodes.get(number)
+        if whole is None:
+            return []
+        if whole.start <= start:
+            return [whole]
+        parts = [n for n in self._nodes.values() if n.id == number or number in n.was]
+        return sorted((n for n in parts if start <= n.start and n.end <= end), key=lambda n: n.start)
+
+    def born(self, number: int, start: int, end: int) -> tuple[Birth, ...] | None:
+        """What put ``[start, end)`` of a node into L1, part by part; None unless all of it is there, and it is known.
+
+        Not what is there by a load-back: its tokens were born before.
+        """
+        found: list[Birth] = []
+        position = start
+        for part in self._parts(number, start, end):
+            if part.start > position or part.resident is None or part.load is not None or part.chain is None:
+                return None
+            found.append(Birth(part.start, part.end, part.chain.rid, part.computed, part.resident))
+            position = part.end
+        return tuple(found) if position >= end else None
+
+    def backing(self, number: int, start: int, end: int, change: int) -> None:
+        """One copy more, or one less, of a node's ``[start, end)`` to the host is under way."""
+        for part in self._parts(number, start, end):
+            part.backing = max(part.backing + change, 0)
+
+    def is_backing(self, number: int) -> bool:
+        """Whether a copy of a node to the host is under way: SGLang does not let it leave L1 until it is complete."""
+        node = self._nodes.get(number)
+        return node is not None and node.backing > 0
+
+    # --- evictions -----------------------------------------------------------------------------------
 
     def evicted(self, number: int, start: int, end: int, how: int, call: int, moment: Moment) -> str | None:
         """A node left L1. Returns the request whose prefix it held, if known."""
@@ -322,91 +440,24 @@ class TreeView:
         self._doubtful.clear()
         self._loading.clear()
 
-    def contradictions(
-        self, path: tuple[PathNode, ...], chain: Chain | None, moment: Moment
-    ) -> list[tuple[int | None, str]]:
-        """Where the tree's own word on a path differs from the ledger's: since which event, and what was missed.
+    # --- questions -----------------------------------------------------------------------------------
 
-        None: since the event before. From here on the ledger takes the tree's word, and does not know how it came
-        about.
-        """
-        found, self._moved = self._moved, []
-        for step in path:
-            node = self._nodes[step.node]
-            if step.on_device and node.resident is None and node.load is None and node.evicted is not None:
-                found.append((node.evicted.seq, f"node {node.id} is in L1 again, and no event brought it back"))
-                node.evicted = node.evicted_how = node.evicted_call = None
-            elif not step.on_device and node.resident is not None:
-                found.append((node.resident.seq, f"node {node.id} is not in L1 any more, and no event took it out"))
-                self._close_node(node, moment)
-            elif not step.on_device and node.load is not None:
-                found.append((node.load, f"node {node.id} is not in L1, and a load-back of it was queued"))
-            for other in self._beside(node, path, chain or node.chain):
-                self._doubt(node)
-                self._doubt(other)
-                since = other.resident.seq if other.resident is not None else other.load
-                found.append((since, f"nodes {node.id} and {other.id} begin with the same page"))
-        return found
-
-    def _beside(self, node: Node, path: tuple[PathNode, ...], chain: Chain | None) -> list[Node]:
-        """Nodes that cannot be in L1 while ``node`` is in the tree: no two children of a node share a first page.
-
-        One that was there first may be what ``node`` was split off from, without digests that show it.
-        """
-        if chain is None or not chain.grid:
-            return []
-        first_cell = (node.start // chain.grid + 1) * chain.grid
-        found: list[Node] = []
-        for number in self._beginnings.like(node.start, node.end, chain):
-            other = self._nodes[number]
-            if other.since <= node.since or (other.resident is None and other.load is None):
-                continue
-            if node.doubt and other.doubt:
-                continue
-            shared = shared_prefix(chain, other.chain, min(first_cell, node.end, other.end))
-            if shared is not None and shared > node.start and all(step.node != number for step in path):
-                found.append(other)
-        return found
+    def get(self, number: int) -> Node | None:
+        """What is known of a node."""
+        return self._nodes.get(number)
 
     def elsewhere(self, number: int, start: int, end: int) -> bool:
         """Whether a known node cannot have these positions: a split takes from its start, its end stays."""
         node = self._nodes.get(number)
         return node is not None and start >= 0 and (end != node.end or start < node.start)
 
-    def impossible(self, number: int, start: int, end: int) -> str | None:
-        """Why a node cannot leave L1 as an event says it does; None when it can."""
-        if self.elsewhere(number, start, end) or 0 <= end <= start:
-            return f"node {number} left L1 with other positions than it had"
-        node = self._nodes.get(number)
-        if node is None or start < 0:
-            return None
-        if node.resident is None and node.load is None and node.evicted is not None:
-            return f"node {number} left L1 twice"
-        return None
-
-    def forget(self, held: set[int]) -> None:
-        """Drop the nodes that were not seen since the last call, are not in L1, and of which L2 holds nothing.
-
-        ``held``: the nodes that L2's copies were made of.
-        """
-        unplaced = -1 in held
-        for node in list(self._nodes.values()):
-            if node.seen > self._looked or node.resident is not None or node.load is not None:
-                continue
-            if unplaced or node.id in held or not node.was.isdisjoint(held):
-                continue
-            del self._nodes[node.id]
-            self._forgotten.add(node.id)
-            self._beginnings.drop(node.id)
-            self._doubtful.discard(node.id)
-        self._looked = self._looks
-        self._forgotten.compact()
-
-    # --- questions -----------------------------------------------------------------------------------
-
     def owners(self) -> set[str]:
         """Whose prefixes the nodes are known by."""
-        return {node.chain.rid for node in self._nodes.values() if node.chain is not None}
+        return {chain.rid for chain in self.chains()}
+
+    def chains(self) -> Iterable[Chain]:
+        """The sequences that the nodes are known by."""
+        return (node.chain for node in self._nodes.values() if node.chain is not None)
 
     def loads(self) -> set[int]:
         """The load-backs that brought what is in L1, or are bringing it."""
@@ -424,11 +475,12 @@ class TreeView:
             return None, -1, -1
         return (node.chain.rid if node.chain is not None else None), node.start, node.end
 
-    def matched(self, path: tuple[PathNode, ...], chain: Chain | None) -> tuple[MatchedNode, ...]:
-        """What is known of a matched path right now."""
+    def matched(self, path: Path, chain: Chain | None) -> tuple[MatchedNode, ...]:
+        """What is known right now of a path that was taken in."""
         grid = chain.grid if chain is not None else 0
         found = []
-        for step, node in zip(path, self.follow(path, chain), strict=True):
+        for step in path:
+            node = self._nodes[step.node]
             shared = shared_prefix(chain, node.chain, step.end)
             found.append(
                 MatchedNode(
@@ -450,3 +502,23 @@ class TreeView:
                 )
             )
         return tuple(found)
+
+    # --- records without an end ----------------------------------------------------------------------
+
+    def forget(self, held: set[int]) -> None:
+        """Drop the nodes that were not seen since the last call, are not in L1, and of which L2 holds nothing.
+
+        ``held``: the nodes that L2's copies were made of.
+        """
+        unplaced = -1 in held
+        for node in list(self._nodes.values()):
+            if node.seen > self._looked or node.in_l1 or node.backing:
+                continue
+            if unplaced or node.id in held or not node.was.isdisjoint(held):
+                continue
+            del self._nodes[node.id]
+            self._forgotten.add(node.id)
+            self._beginnings.drop(node.id)
+            self._doubtful.discard(node.id)
+        self._looked = self._looks
+        self._forgotten.compact()
