@@ -6,8 +6,6 @@ between which it happened.
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
@@ -19,6 +17,7 @@ from kvwitness.patches.schema import events as ev
 from kvwitness.tracer.ledger import facts as ft
 from kvwitness.tracer.ledger.attached import Unseen
 from kvwitness.tracer.ledger.chains import Chain, cell_tokens
+from kvwitness.tracer.ledger.describing import Describing
 from kvwitness.tracer.ledger.digests import PageDigests
 from kvwitness.tracer.ledger.evictions import L1Evictions, L2Evictions
 from kvwitness.tracer.ledger.gaps import Gaps
@@ -91,12 +90,11 @@ class Ledger:
         self._pages = PageDigests()
         self._storage = StorageView(self._name)
         self._states = StatePools(self._name)
-        self._facts: dict[str, Any] = {}
+        self._described = Describing()
         self._attached = Unseen()
-        self._transfers = Transfers(self._gaps, self._attached, self._facts)
+        self._transfers = Transfers(self._gaps, self._attached, self._described)
         self._found: list[ft.Found] = []
         self._epochs: list[ft.EpochFact] = []
-        self._hooks: tuple[ft.HookState, ...] = ()
         self._failures: dict[str, int] = {}
         self._anomalies: list[str] = []
         self._epoch = 0
@@ -183,38 +181,17 @@ class Ledger:
         self._texts[event.id] = event.text
 
     def _read_facts(self, event: ev.Facts, moment: ft.Moment) -> None:
-        try:
-            facts = json.loads(event.json)
-        except ValueError:
-            self._anomalies.append(f"the facts in event {event.seq} are not JSON")
-            return
-        if event.kind == ev.FactKind.COVERAGE:
-            with contextlib.suppress(KeyError, TypeError):
-                self._hooks = tuple(
-                    ft.HookState(
-                        h["name"],
-                        h["target"],
-                        h["status"],
-                        tuple(h["links"]),
-                        h.get("detail", ""),
-                        h.get("family", "common"),
-                    )
-                    for h in facts["hooks"]
-                )
+        known = self._described.says_instance
+        wrong = self._described.read(event)
+        if wrong is not None:
+            self._anomalies.append(wrong)
         elif event.kind == ev.FactKind.INSTANCE:
-            if self._transfers.any_seen and "bytes_per_token" not in self._facts:
+            if self._transfers.any_seen and not known:
                 # Nothing was known to check them with.
                 self._gaps.since(0, event.seq, "transfers were recorded before what the instance is")
-            self._facts.update(facts)
-            page = facts.get("page_size")
-            if isinstance(page, int):
+            page = self._described.now.instance.page_size
+            if page is not None:
                 self._host.page = max(page, 1)
-        elif event.kind == ev.FactKind.PROCESS:
-            self._facts["process"] = facts
-        elif event.kind == ev.FactKind.PROFILE:
-            self._facts["profile"] = facts
-        elif event.kind == ev.FactKind.ATTACH:
-            self._facts["attach"] = {**self._facts.get("attach", {}), **facts}
 
     def _hook_failed(self, event: ev.HookFailed, _: ft.Moment) -> None:
         self._failures[self._name(event.hook) or str(event.hook)] = event.count
@@ -476,7 +453,7 @@ class Ledger:
         else:
             path = request.match.path
             # What only passes through host memory is in no node until it is in L1.
-            found = tiles(path, event.start, event.end) or ft.transit_mode(self._facts) is not None
+            found = tiles(path, event.start, event.end) or self._described.now.transit_mode is not None
             if request.admitted is not None or not found:
                 self._gaps.here(event.seq, "a load-back was queued for tokens that its request's match did not find")
         segments = tuple(self._with_tail(segment, path) for segment in segments)
@@ -606,7 +583,7 @@ class Ledger:
         begin = event.start + event.existing
         kept = skip(event.slots, event.existing)
         content = Content("prefetch", event.seq, self._epoch, self._chain(event.req), -1, begin, begin + event.loaded)
-        if ft.transit_mode(self._facts) is None:
+        if self._described.now.transit_mode is None:
             content.usable = moment
         if not self._host.written(kept, content):
             self._gaps.here(event.seq, f"the slots of prefetch {event.seq} do not cover its tokens")
@@ -665,8 +642,8 @@ class Ledger:
     # --- result --------------------------------------------------------------------------------------
 
     def _checked(self, load: ft.Load, backups: Mapping[int, ft.Backup]) -> ft.Load:
-        layers = self._facts.get("layers")
-        checks = self._pages.checks(load, backups, self._host.page, layers if isinstance(layers, int) else None)
+        layers = self._described.now.instance.layers
+        checks = self._pages.checks(load, backups, self._host.page, layers)
         return msgspec.structs.replace(load, checks=checks) if checks else load
 
     def facts(self, journal: Recorded, traceparents: Mapping[str, str] | None = None) -> ft.InstanceFacts:
@@ -684,8 +661,8 @@ class Ledger:
             pid=journal.pid,
             monotonic_ns=journal.monotonic_ns,
             wall_ns=journal.wall_ns,
-            facts=dict(self._facts),
-            hooks=self._hooks,
+            facts=self._described.now,
+            hooks=self._described.hooks,
             hook_failures=dict(self._failures),
             requests=tuple(r.freeze(traceparents.get(r.rid)) for r in self._requests),
             backups=tuple(backups.values()),

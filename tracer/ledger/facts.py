@@ -7,21 +7,12 @@ half-open. ``seq`` numbers are those of the journal, so every fact can be looked
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
 from kvwitness.patches.schema.events import PathNode, Run
 from kvwitness.tracer.ledger.chains import Chain
-
-
-def transit_mode(facts: Mapping[str, Any]) -> str | None:
-    """SGLang's name of the mode in which host memory is only a way through to storage; None where it is a tier.
-
-    ``facts``: what an instance recorded of itself (``buffer_only`` exists since 0.5.23).
-    """
-    mode = facts.get("host_memory_mode")
-    return None if mode in (None, "cache") else str(mode)
+from kvwitness.tracer.ledger.described import Described, Hook
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -442,16 +433,11 @@ class EpochFact(msgspec.Struct, frozen=True):
     begin: Moment
 
 
-class HookState(msgspec.Struct, frozen=True):
-    """One hook as the installer left it in this process."""
+class HookState(Hook, frozen=True):
+    """One hook as the installer left it in this process. Those of another family than the tree's do not count."""
 
-    name: str
-    target: str
-    status: str
-    links: tuple[str, ...]
-    detail: str = ""
-    family: str = "common"
-    """Hooks of another family than the instance's tree do not count."""
+    since: int = 0
+    """The coverage event from which on it has had this status without interruption (0: not known)."""
 
 
 class InstanceFacts(msgspec.Struct, frozen=True):
@@ -462,8 +448,8 @@ class InstanceFacts(msgspec.Struct, frozen=True):
     pid: int
     monotonic_ns: int
     wall_ns: int
-    facts: dict[str, Any]
-    """The instance facts as recorded: ranks, tree class, pool sizes, page size, policies."""
+    facts: Described
+    """What it says of itself: ranks, tree class, pool sizes, page size, policies."""
     hooks: tuple[HookState, ...]
     hook_failures: dict[str, int]
     requests: tuple[RequestFacts, ...]

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
 
 from kvwitness.patches.schema import events as ev
 from kvwitness.tracer.ledger import facts as ft
 from kvwitness.tracer.ledger.attached import Unseen
+from kvwitness.tracer.ledger.describing import Describing
 from kvwitness.tracer.ledger.gaps import Gaps
 from kvwitness.tracer.ledger.numbers import Numbers
 from kvwitness.tracer.ledger.opened import OpenBackup, OpenLoad
 
 
 class Transfers:
-    """What waits to be copied and what is being copied. ``facts``: what the instance records of itself."""
+    """What waits to be copied and what is being copied, which has to fit to what the instance says of itself."""
 
-    def __init__(self, gaps: Gaps, attached: Unseen, facts: Mapping[str, Any]) -> None:
+    def __init__(self, gaps: Gaps, attached: Unseen, described: Describing) -> None:
         self._gaps = gaps
         self._attached = attached
-        self._facts = facts
+        self._described = described
         self._backups: dict[int, list[OpenBackup]] = defaultdict(list)
         """Node -> backups that were queued and not acknowledged."""
         self._loads: dict[int, list[OpenLoad]] = defaultdict(list)
@@ -75,12 +74,12 @@ class Transfers:
             return
         since, self._launched[event.direction] = self._launched[event.direction], event.seq
         wrong = self._launch(event, moment)
-        per_token = self._facts.get("bytes_per_token")
+        per_token = self._described.now.instance.bytes_per_token
         if event.transfer in self._numbers:
             wrong = "has the number of an earlier one"
         elif len(set(event.nodes)) != len(event.nodes):
             wrong = "names a node twice"
-        elif isinstance(per_token, int) and not self._bytes_fit(event, per_token):
+        elif per_token is not None and not self._bytes_fit(event, per_token):
             wrong = f"moves {event.bytes} bytes for {event.tokens} tokens"
         self._numbers.add(event.transfer)
         if wrong is not None:
@@ -88,7 +87,7 @@ class Transfers:
 
     def _bytes_fit(self, event: ev.TransferStarted, per_token: int) -> bool:
         """Where further pools take part in a transfer there are more bytes."""
-        alone = len(self._facts.get("pools") or ()) <= 1
+        alone = len(self._described.now.instance.pools) <= 1
         expected = event.tokens * per_token
         return event.bytes == expected if alone else event.bytes >= expected
 

@@ -16,7 +16,6 @@ from kvwitness.tracer.ledger.facts import (
     Prefetch,
     RequestFacts,
     Residency,
-    transit_mode,
 )
 from kvwitness.tracer.model import Link, RangeVerdict, Reason, Tier
 from kvwitness.tracer.verdicts.content import compare_content
@@ -87,7 +86,7 @@ def _judge_segment(
     link_stay(evidence, view, request, start, end)
     compared = compare_content(evidence, view, request, load, start, end)
     compared.link(evidence)
-    reason = Reason.INVALID_MODE if transit_mode(view.instance.facts) is not None else reason
+    reason = Reason.INVALID_MODE if view.instance.facts.transit_mode is not None else reason
     return compared.weigh(graded(start, end, tier, reason, evidence.complete()))
 
 
@@ -298,12 +297,12 @@ def _not_waited(instance: InstanceFacts, request: RequestFacts, load: Load) -> s
     SGLang 0.5.2 and newer order the two on the device. Older ones count layers in a thread, and a pass can go
     on to read a layer before it was copied.
     """
-    if not instance.facts.get("copy_threads"):
+    if not instance.facts.instance.copy_threads:
         return None
     if load.read_early:
         return "the forward pass went on to read a layer before its copy had ended: SGLang did not make it wait"
-    layers = instance.facts.get("layers")
-    if load.waited is None or not isinstance(layers, int) or load.waited_layers != layers:
+    layers = instance.facts.instance.layers
+    if load.waited is None or layers is None or load.waited_layers != layers:
         return f"the forward pass was seen to wait for the copy in {load.waited_layers} of {layers} layers"
     passes = request.chunks[:1]
     if not any(p.done is not None and p.moment.seq < load.waited.seq < p.done.seq for p in passes):
@@ -349,9 +348,9 @@ def link_loaded(evidence: Evidence, view: InstanceView, load: Load, start: int, 
 
 def _bytes_fit(instance: InstanceFacts, load: Load) -> bool:
     """Bytes = tokens x bytes per token (all layers). With further pools in the transfer there are more bytes."""
-    per_token = instance.facts.get("bytes_per_token")
-    if not isinstance(per_token, int) or load.transfer_tokens is None or load.transfer_bytes is None:
+    per_token = instance.facts.instance.bytes_per_token
+    if per_token is None or load.transfer_tokens is None or load.transfer_bytes is None:
         return False
     expected = load.transfer_tokens * per_token
-    alone = len(instance.facts.get("pools") or ()) <= 1
+    alone = len(instance.facts.instance.pools) <= 1
     return load.transfer_bytes == expected if alone else load.transfer_bytes >= expected

@@ -201,7 +201,7 @@ def _attached(view: InstanceView, before: int) -> StorageChange | str | None:
 
     Attaching what is attached already only changes policies.
     """
-    attached: StorageChange | str | None = "start" if view.instance.facts.get("storage") else None
+    attached: StorageChange | str | None = "start" if view.instance.facts.instance.storage else None
     for change in view.instance.storage.changes:
         if change.ok and change.moment.seq < before:
             attached = (attached or change) if change.attach else None
@@ -289,6 +289,7 @@ def _each(answers: Sequence[tuple[str, StorageChange]]) -> str:
 
 
 def _rank(instance: InstanceFacts) -> str:
-    ranks = instance.facts.get("ranks") or {}
-    named = [f"{n} {ranks[f'{n}_rank']}" for n in ("dp", "tp", "pp") if (ranks.get(f"{n}_size") or 1) > 1]
+    r = instance.facts.ranks
+    known = (("dp", r.dp_size, r.dp_rank), ("tp", r.tp_size, r.tp_rank), ("pp", r.pp_size, r.pp_rank))
+    named = [f"{name} {rank}" for name, size, rank in known if (size or 1) > 1]
     return f"rank {' '.join(named)}" if named else instance.instance

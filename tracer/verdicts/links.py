@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from kvwitness.patches.schema.events import ResidentNode
-from kvwitness.tracer.ledger.facts import HookState, InstanceFacts, Moment, transit_mode
+from kvwitness.tracer.ledger.described import Ranks
+from kvwitness.tracer.ledger.facts import HookState, InstanceFacts, Moment
 from kvwitness.tracer.model import EventRef, Link, LinkEvidence
 from kvwitness.tracer.verdicts.view import InstanceView
 
@@ -118,7 +119,7 @@ def _unsound_of(view: InstanceView) -> dict[Link, str]:
 
 def relevant_hooks(instance: InstanceFacts) -> list[HookState]:
     """One state per hook name, of the families that this instance's tree uses: the installed one if any."""
-    family = instance.facts.get("family")
+    family = instance.facts.instance.family
     best: dict[str, HookState] = {}
     for hook in instance.hooks:
         if hook.family not in ("common", family) and family is not None:
@@ -133,7 +134,7 @@ def unsound_links(instance: InstanceFacts) -> dict[Link, str]:
     """Links that cannot hold on this instance because a hook that they rest on is absent or failed."""
     if not instance.hooks:
         return dict.fromkeys(HOOK_OF_LINK, "the journal does not say which hooks were installed")
-    if not instance.facts.get("ranks") or not instance.facts.get("page_size"):
+    if instance.facts.ranks == Ranks() or not instance.facts.instance.page_size:
         return dict.fromkeys(HOOK_OF_LINK, "the journal does not say what the instance is: its ranks, its page size")
     wrong: dict[Link, str] = {}
     hooks = relevant_hooks(instance)
@@ -142,11 +143,10 @@ def unsound_links(instance: InstanceFacts) -> dict[Link, str]:
             why = _unserved(instance, [hook for hook in hooks if name in hook.links])
             if why is not None:
                 wrong[link] = why
-    pools = instance.facts.get("pools") or ()
-    anchor = next((pool for pool in pools if pool.get("pool") == 0), None)
-    if anchor is None or not anchor.get("hooked"):
+    anchor = next((pool for pool in instance.facts.instance.pools if pool.pool == 0), None)
+    if anchor is None or not anchor.hooked:
         wrong.setdefault(Link.RESIDENT_L2, "the host pool's allocations are not seen in this configuration")
-    mode = transit_mode(instance.facts)
+    mode = instance.facts.transit_mode
     if mode is not None:
         wrong[Link.RESIDENT_L2] = f"host memory mode {mode}: host memory is transit here, not a tier"
     return wrong
