@@ -5,18 +5,28 @@ from __future__ import annotations
 import dataclasses
 import json
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from kvwitness.collectors.journal import Journal, parse_journal
 from kvwitness.patches.schema import format as fmt
 from kvwitness.patches.schema.events import Event, PathNode, Run, Tail
+from kvwitness.tracer.ledger.described import Attach, Described, Instance, Process, read_as
 
 FIXTURES = Path(__file__).parent / "fixtures"
 ABC = FIXTURES / "abc-0.5.23-rust.kvwj"
 """A recorded run on SGLang 0.5.23, Rust core: warm-up, A, B, four fills, C, C again."""
 
 Record = tuple[int, bytes]
+
+
+def described(said: Mapping[str, Any]) -> Described:
+    """What an instance says of itself, from the JSON as it is recorded and shown."""
+    parts = {
+        name: read_as(kind, said[name]) for name, kind in (("process", Process), ("attach", Attach)) if name in said
+    }
+    return Described(read_as(Instance, said), shown=dict(said), **parts)
 
 
 def encode_event(event: Event) -> bytes:

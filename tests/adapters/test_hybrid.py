@@ -56,8 +56,8 @@ def test_reads_are_confirmed_for_full_attention_kv_and_say_so(run: str) -> None:
 def test_the_run_left_no_failure_and_no_hole(run: str) -> None:
     (facts,) = judge([journal_of(recorded(run))]).instances
     assert facts.hook_failures == {} and facts.gaps == () and facts.anomalies == ()
-    assert (facts.facts["family"], facts.facts["tree_class"]) == (HIMAMBA, "HiMambaRadixCache")
-    assert [pool["name"] for pool in facts.facts["pools"]] == ["kv", "mamba"]
+    assert (facts.facts.instance.family, facts.facts.instance.tree_class) == (HIMAMBA, "HiMambaRadixCache")
+    assert [pool.name for pool in facts.facts.instance.pools] == ["kv", "mamba"]
 
 
 @pytest.mark.parametrize("run", RUNS)

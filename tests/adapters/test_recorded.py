@@ -57,7 +57,7 @@ def test_a_is_recomputed_b_read_from_l1_c_from_l2(run: str) -> None:
 def test_the_run_left_no_failure_and_no_hole(run: str) -> None:
     (facts,) = judge([journal_of(recorded(run))]).instances
     assert facts.hook_failures == {} and facts.gaps == () and facts.anomalies == ()
-    assert f"-{facts.facts['family']}" == run[run.rindex("-") :]
+    assert f"-{facts.facts.instance.family}" == run[run.rindex("-") :]
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -77,7 +77,9 @@ def test_every_event_that_cs_claim_names_is_needed(run: str) -> None:
 def test_a_copy_that_left_a_layer_out_takes_the_claim(run: str) -> None:
     events = recorded(run)
     (facts,) = judge([journal_of(events)]).instances
-    layer = facts.facts["bytes_per_token"] * PREFIX // facts.facts["layers"]
+    said = facts.facts.instance
+    assert said.bytes_per_token is not None and said.layers is not None
+    layer = said.bytes_per_token * PREFIX // said.layers
     bent = [
         dataclasses.replace(e, bytes=e.bytes - layer)
         if isinstance(e, ev.LoadDone) or (isinstance(e, ev.TransferStarted) and e.direction == ev.Direction.H2D)

@@ -59,6 +59,6 @@ def test_a_is_recomputed_b_read_from_l1_c_from_l2(
         ask(server.url, [1, 2, 3])  # up to 0.5.8 an idle scheduler does not look whether a copy is done
     judgement = judge([read_journal(path) for path in find_journals(data) if "scheduler" in path.name])
     (facts,) = judgement.instances
-    assert facts.facts["family"] == family and facts.hook_failures == {}
+    assert facts.facts.instance.family == family and facts.hook_failures == {}
     sentences = [v.sentence for v in judgement.verdicts if v.prompt_tokens == 1503]
     assert sentences == ["recomputed", "L1 read confirmed", "L2 read confirmed"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from journal_tools import described
 
 from contracts.packages import REGISTRY, UNIFIED_MODULE, hook, make_folder, make_wheel, modules_for
 from kvwitness.patches.contract import COMMON, Hook
@@ -84,12 +85,14 @@ def missed_by_verdicts(checks: tuple[HookCheck, ...], family: str) -> set[Link]:
     """The links that a journal with this coverage would not let a verdict rest on."""
     empty: dict[str, Any] = dict.fromkeys(InstanceFacts.__struct_fields__, ())
     filled = {
-        "facts": {
-            "family": family,
-            "ranks": {"tp_size": 1},
-            "page_size": 16,
-            "pools": [{"pool": 0, "hooked": True}],
-        },
+        "facts": described(
+            {
+                "family": family,
+                "ranks": {"tp_size": 1},
+                "page_size": 16,
+                "pools": [{"pool": 0, "hooked": True}],
+            }
+        ),
         "hooks": tuple(HookState(c.name, c.target, str(c.fit), c.links, c.detail, c.family) for c in checks),
         "hook_failures": {},
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from journal_tools import ABC
+from journal_tools import ABC, described
 
 from kvwitness.collectors.journal import read_journal
 from kvwitness.tracer.bundle.counters import window_of
@@ -58,7 +58,7 @@ def test_an_agreeing_counter_leaves_the_grade() -> None:
 
 def test_a_counter_summed_over_ranks_is_understood() -> None:
     ranks = {"tp_size": 2, "tp_rank": 0, "pp_size": 1, "pp_rank": 0}
-    two = [msgspec.structs.replace(i, facts={**i.facts, "ranks": ranks}) for i in INSTANCES]
+    two = [msgspec.structs.replace(i, facts=described({**i.facts.shown, "ranks": ranks})) for i in INSTANCES]
     (check,) = check_counters(two, msgspec.structs.replace(WHOLE, tokens={LOADED: 2 * 1488}))
     assert check.agrees and "2 ranks" in check.explanation
 

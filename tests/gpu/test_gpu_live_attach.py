@@ -37,5 +37,5 @@ def test_nothing_is_missing_and_every_finished_request_is_judged() -> None:
 
 
 def test_the_pause_is_in_the_record() -> None:
-    attached = judged().instances[0].facts["attach"]
-    assert attached["way"] == "live" and 0 < attached["stopped_us"] < 1_000_000
+    attached = judged().instances[0].facts.attach
+    assert attached is not None and attached.way == "live" and 0 < (attached.stopped_us or 0) < 1_000_000

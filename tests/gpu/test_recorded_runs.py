@@ -61,7 +61,7 @@ def about(run: str, name: str) -> RequestVerdict:
 
 def test_there_are_runs_of_both_trees_and_both_shapes() -> None:
     assert RUNS == ["0.5b-hiradix", "0.5b-unified", "7b-hiradix", "7b-unified"]
-    classes = {run: judged(run).instances[0].facts["tree_class"] for run in RUNS}
+    classes = {run: judged(run).instances[0].facts.instance.tree_class for run in RUNS}
     assert classes == {run: "HiRadixCache" if "hiradix" in run else "UnifiedRadixCache" for run in RUNS}
 
 

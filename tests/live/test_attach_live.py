@@ -78,7 +78,7 @@ def test_what_was_resident_before_is_confirmed_under_load(release: str, tmp_path
     assert (verdict.tier, verdict.grade) == (Tier.L2, Grade.CONFIRMED), verdict.sentence
     assert verdict.sentence == "L2 read confirmed (resident at attach)"
     (instance,) = judge([journal]).instances
-    assert instance.facts["attach"]["stopped_us"] == rank["stopped_us"]
+    assert instance.facts.shown["attach"]["stopped_us"] == rank["stopped_us"]
     untouched(tmp_path, [])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from journal_tools import ABC, changed, to_bytes
+from journal_tools import ABC, changed, described, to_bytes
 from spans.recorded import RIDS
 
 from kvwitness.collectors.journal import read_journal
@@ -193,7 +193,7 @@ def test_hooks_that_are_not_in_place_are_named(bundle: Path) -> None:
 def test_settings_that_changed_between_the_series(bundle: Path) -> None:
     evidence = load_evidence(bundle)
     first = evidence.instances[0]
-    second = msgspec.structs.replace(first, instance="later", facts={**first.facts, "page_size": 64})
+    second = msgspec.structs.replace(first, instance="later", facts=described({**first.facts.shown, "page_size": 64}))
     verdicts = tuple(
         msgspec.structs.replace(verdict, instance="later") if verdict.rid == RIDS["C"] else verdict
         for verdict in evidence.verdicts

@@ -32,7 +32,7 @@ def about(name: str) -> RequestVerdict:
 def test_the_record_is_whole() -> None:
     """What is staged on its way to storage is no backup, and its copies are no sign of missing events."""
     (facts,) = judged().instances
-    assert facts.facts["host_memory_mode"] == "buffer_only"
+    assert facts.facts.instance.host_memory_mode == "buffer_only"
     assert facts.gaps == () and facts.hook_failures == {} and facts.backups == ()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from journal_tools import renumbered
+from journal_tools import described, renumbered
 from soundness.compare import journal_as_read
 from soundness.simulate import Node, Server
 
@@ -367,7 +367,8 @@ def rank(number: int, *changes: tuple[int, int, str] | None) -> InstanceFacts:
             server.emit(ev.StorageChanged, *change)
     facts = derive(journal_as_read(server.events))
     ranks = {"dp_rank": number, "dp_size": 2, "tp_size": 1, "pp_size": 1}
-    return msgspec.structs.replace(facts, instance=f"scheduler-{number}", facts={**facts.facts, "ranks": ranks})
+    said = described({**facts.facts.shown, "ranks": ranks})
+    return msgspec.structs.replace(facts, instance=f"scheduler-{number}", facts=said)
 
 
 def test_a_partial_detach_is_shown_as_what_it_is() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from journal_tools import described
 
 from kvwitness.patches.schema.events import PathNode, Run
 from kvwitness.tracer.judgement import Judgement
@@ -78,7 +79,7 @@ def instance(name: str = "scheduler-1-1", *, ranks: dict[str, Any] | None = None
         pid=1,
         monotonic_ns=0,
         wall_ns=WALL_NS,
-        facts={"ranks": ranks or {}, "page_size": 16},
+        facts=described({"ranks": ranks or {}, "page_size": 16}),
         hooks=(),
         hook_failures={},
         requests=(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from journal_tools import described
 
 from kvwitness.patches.schema.events import Refusal, ReleaseState
 from kvwitness.tracer.ledger.facts import ChunkFact, EpochFact, HostVictim, Rejection
@@ -206,7 +207,7 @@ def test_ranks_continue_the_clients_trace_together() -> None:
 
 def test_a_name_of_a_model_is_kept_and_a_path_is_not() -> None:
     def told(**arguments: str | None) -> str | None:
-        return model_of(instance(facts={"process": {"arguments": arguments}}))
+        return model_of(instance(facts=described({"process": {"arguments": arguments}})))
 
     assert told(model_path="Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"
     assert told(model_path="/data/models/Qwen3-8B/") == "Qwen3-8B"

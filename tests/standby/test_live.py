@@ -100,7 +100,7 @@ def test_a_request_opens_a_socket_that_goes_with_the_attachment(loop: Loop, tmp_
     assert set(threading.enumerate()) <= others
     assert Scheduler.get_next_batch_to_run is LOOP and HiRadixCache.match_prefix is MATCH
     (journal,) = [read_journal(path) for path in find_journals(tmp_path)]
-    attached = derive(journal).facts["attach"]
+    attached = derive(journal).facts.shown["attach"]
     assert (attached["way"], attached["tool"], attached["stopped_us"]) == ("live", "gdb 13.1", 210_000)
     assert attached["pause_us"] >= 0 and "snapshot" in attached
 

@@ -178,17 +178,13 @@ def _concluded(verdict: RequestVerdict) -> Concluded:
 
 
 def _contract(facts: InstanceFacts) -> HookContract:
-    process = facts.facts.get("process")
+    process = facts.facts.process
     return HookContract(
         instance=facts.instance,
-        sglang=_text(process.get("sglang") if isinstance(process, Mapping) else None),
-        tree_class=_text(facts.facts.get("tree_class")),
-        tree_core=_text(facts.facts.get("tree_core")),
+        sglang=process.sglang if process is not None else None,
+        tree_class=facts.facts.instance.tree_class,
+        tree_core=facts.facts.instance.tree_core,
         journal_closed=facts.closed,
         hooks=tuple(ContractHook(h.name, h.target, h.status, h.links) for h in facts.hooks),
         failures=dict(sorted(facts.hook_failures.items())),
     )
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None

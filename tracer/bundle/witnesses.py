@@ -42,11 +42,11 @@ def _agreements(
     by_rank = {ledger.rank: ledger for ledger in kv_ledger(kv_lines(recording))}
     names = {journal.instance: journal for journal in journals}
     for facts in instances:
-        ranks = facts.facts.get("ranks") or {}
+        ranks = facts.facts.ranks
         # One rank of a group publishes for all of it: the others hold the same.
-        if ranks.get("tp_rank") or ranks.get("pp_rank"):
+        if ranks.tp_rank or ranks.pp_rank:
             continue
-        ledger = by_rank.get(ranks.get("dp_rank") or 0)
+        ledger = by_rank.get(ranks.dp_rank or 0)
         if ledger is not None and facts.instance in names:
             yield compare(names[facts.instance], facts, ledger)
 

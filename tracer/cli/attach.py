@@ -237,7 +237,7 @@ def _show_processes(target: Target, names: dict[int, str]) -> None:
 
 
 def _note_missing(ranks: Sequence[Rank]) -> None:
-    expected = expected_ranks(ranks[0].status.ranks)
+    expected = expected_ranks(ranks[0].status)
     if len(ranks) < expected:
         note(f"{len(ranks)} of {expected} ranks: without the others nothing is confirmed that they had a part in")
 

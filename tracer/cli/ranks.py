@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import psutil
@@ -16,6 +16,7 @@ from kvwitness.collectors.standby import STANDBY_VARIABLE, Answer, ControlError,
 from kvwitness.collectors.target import NoTarget, Target, TargetProcess, target_at, target_of
 from kvwitness.patches.schema.control import STATUS, Problem, State
 from kvwitness.tracer.cli.errors import UserError
+from kvwitness.tracer.ledger.described import Ranks, Unreadable, read_as
 from kvwitness.tracer.verdicts.recorded import share_ranks
 
 OUTSIDE: Final = "what the server itself reports is left: kvwitness run abc --url URL"
@@ -164,8 +165,11 @@ def _send(rank: Rank, command: str) -> Answer:
         return Answer(False, rank.process.pid, Problem.FAILED, str(error))
 
 
-def expected_ranks(ranks: Mapping[str, Any]) -> int:
-    """Of how many schedulers the server consists, by what one of them says."""
-    tp, pp = int(ranks.get("tp_size") or 1), int(ranks.get("pp_size") or 1)
-    dp = 1 if share_ranks(ranks) else int(ranks.get("dp_size") or 1)
-    return tp * pp * dp
+def expected_ranks(answer: Answer) -> int:
+    """Of how many schedulers the server consists, by what one of them says; 1 where it says nothing readable."""
+    try:
+        ranks = read_as(Ranks, answer.ranks)
+    except Unreadable:
+        return 1
+    dp = 1 if share_ranks(ranks) else ranks.dp_size or 1
+    return (ranks.tp_size or 1) * (ranks.pp_size or 1) * dp

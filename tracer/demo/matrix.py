@@ -13,6 +13,7 @@ from kvwitness.tracer.bundle.rows import one_of_series
 from kvwitness.tracer.demo.run import DemoOptions, DemoResult, run_demo
 from kvwitness.tracer.judgement import SCHEDULER_ROLE
 from kvwitness.tracer.ledger.derive import derive
+from kvwitness.tracer.ledger.described import Instance
 from kvwitness.tracer.ledger.facts import InstanceFacts
 from kvwitness.tracer.model import Grade, RequestVerdict, Tier
 from kvwitness.tracer.protocol.client import ServerUnavailable
@@ -77,10 +78,10 @@ def _attempted(release: str, out: Path, progress: Progress) -> MatrixRow:
 def _read_too_early(result: DemoResult) -> bool:
     """Whether the server's forward pass was not seen to wait for the load-back of C (SGLang 0.4 to 0.5.1)."""
     instance, c = _instance(result.bundle.path), one_of_series(result.run.records, "C")
-    if instance is None or c is None or not instance.facts.get("copy_threads"):
+    if instance is None or c is None or not instance.facts.instance.copy_threads:
         return False
     loads = [load for load in instance.loads if load.rid == c.rid]
-    return any(load.read_early or load.waited_layers != instance.facts.get("layers") for load in loads)
+    return any(load.read_early or load.waited_layers != instance.facts.instance.layers for load in loads)
 
 
 def _verdicts(result: DemoResult) -> dict[str, RequestVerdict | None]:
@@ -96,11 +97,11 @@ def row_of(release: str, result: DemoResult, attempt: int = 1, repeated: str | N
     instance = _instance(result.bundle.path)
     hooks = relevant_hooks(instance) if instance is not None else []
     same = _same_answer(first, one_of_series(result.run.records, "C"))
-    facts = instance.facts if instance is not None else {}
+    said = instance.facts.instance if instance is not None else Instance()
     return MatrixRow(
         release=release,
-        tree_class=str(facts.get("tree_class", "")),
-        tree_core=str(facts.get("tree_core", "")).replace("NoneType", "-"),
+        tree_class=said.tree_class or "",
+        tree_core=(said.tree_core or "").replace("NoneType", "-"),
         installed=sum(hook.status == "installed" for hook in hooks),
         not_understood=tuple(hook.name for hook in hooks if hook.status == "unknown_signature"),
         missing=tuple(hook.name for hook in hooks if hook.status in ("missing", "pending")),

@@ -72,14 +72,16 @@ class Unseen:
     def backup_ended(self, transfer: int, node: int) -> None:
         """One is complete."""
         self._backups[transfer].discard(node)
+        self._moving[ev.Direction.D2H].discard(node)
 
     def is_load(self, transfer: int) -> bool:
         """Whether a load's end is of such a copy."""
         return transfer in self._loads
 
-    def load_ended(self, transfer: int) -> None:
+    def load_ended(self, transfer: int, nodes: tuple[int, ...]) -> None:
         """One is complete."""
         self._loads.discard(transfer)
+        self._moving[ev.Direction.H2D].difference_update(nodes)
 
     # --- prefixes ------------------------------------------------------------------------------------
 

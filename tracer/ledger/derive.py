@@ -18,6 +18,7 @@ from kvwitness.patches.schema import events as ev
 from kvwitness.tracer.ledger import facts as ft
 from kvwitness.tracer.ledger.state import FOREVER, State
 from kvwitness.tracer.rules.declare import Rules
+from kvwitness.tracer.rules.journal import UNREADABLE
 from kvwitness.tracer.rules.model import MODEL
 
 
@@ -79,7 +80,7 @@ class Ledger:
             pid=journal.pid,
             monotonic_ns=journal.monotonic_ns,
             wall_ns=journal.wall_ns,
-            facts=s.told.described,
+            facts=s.told.now,
             hooks=s.told.hooks,
             hook_failures=dict(s.failures),
             requests=tuple(r.freeze(traceparents.get(r.rid)) for r in s.requests.all),
@@ -101,7 +102,7 @@ class Ledger:
             ),
             contradictions=contradictions,
             weights=tuple(s.weights),
-            anomalies=journal.anomalies,
+            anomalies=(*journal.anomalies, *(one.text for one in contradictions if one.rule == UNREADABLE)),
             closed=journal.closed,
             first_seq=self._first,
             last_seq=s.before,
@@ -214,9 +215,7 @@ class Ledger:
         return self._times[0][1]
 
 
-def derive(
-    journal: Journal, traceparents: Mapping[str, str] | None = None, rules: Rules = MODEL
-) -> ft.InstanceFacts:
+def derive(journal: Journal, traceparents: Mapping[str, str] | None = None, rules: Rules = MODEL) -> ft.InstanceFacts:
     """The facts of one scheduler's journal. ``traceparents``: request id -> W3C context (HTTP process)."""
     ledger = Ledger(rules)
     ledger.take(journal.events)

@@ -1,13 +1,13 @@
 """What an instance says of itself, typed: the JSON of the :class:`~kvwitness.patches.schema.events.Facts` events.
 
-A field that a release does not record, or that is of another type than it has to be, is None ("not known"), never a
-guess. Unknown names are kept in ``shown``, which no rule reads.
+A field that a release does not record is None ("not known"), never a guess; an event with a field of another type than
+it has to be is not read at all. Unknown names are kept in ``shown``, which no rule reads.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -16,6 +16,9 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 SCHEMA: Final = 1
 """Version of these structs; a field is never given a second meaning."""
+
+_DEPTH: Final = 32
+"""What is recorded is a few levels deep."""
 
 
 class Ranks(msgspec.Struct, frozen=True):
@@ -114,6 +117,16 @@ class Described(msgspec.Struct, frozen=True):
     """As recorded, for people: nothing is concluded from it."""
 
     @property
+    def ranks(self) -> Ranks:
+        """Its place, as far as it says."""
+        return self.instance.ranks or Ranks()
+
+    @property
+    def arguments(self) -> Arguments:
+        """The server's arguments, as far as they are known."""
+        return self.process.arguments if self.process is not None else Arguments()
+
+    @property
     def transit_mode(self) -> str | None:
         """SGLang's name of the mode in which host memory is only a way through to storage; None where it is a tier.
 
@@ -135,7 +148,28 @@ def read_object(text: str) -> dict[str, Any]:
         raise Unreadable("not JSON") from error
     if not isinstance(found, dict):
         raise Unreadable("no JSON object")
+    _check(found)
     return found
+
+
+def _check(found: dict[str, Any]) -> None:
+    """What is shown of it must be text that can be written, and no deeper than whoever shows it can follow."""
+    inside: list[Any] = [found]
+    for _ in range(_DEPTH):
+        inside = [part for value in inside for part in _parts(value)]
+    if inside:
+        raise Unreadable(f"nested more than {_DEPTH} deep")
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return (*value, *value.values())
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise Unreadable("half of a character") from error
+    return value if isinstance(value, list) else ()
 
 
 def read_as(kind: type[T], raw: Mapping[str, Any]) -> T:

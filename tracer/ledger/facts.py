@@ -12,7 +12,7 @@ import msgspec
 
 from kvwitness.patches.schema.events import PathNode, Run
 from kvwitness.tracer.ledger.chains import Chain
-from kvwitness.tracer.ledger.described import Described
+from kvwitness.tracer.ledger.described import Described, Hook
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -454,18 +454,11 @@ class EpochFact(msgspec.Struct, frozen=True):
     begin: Moment
 
 
-class HookState(msgspec.Struct, frozen=True):
-    """One hook as the installer left it in this process."""
+class HookState(Hook, frozen=True):
+    """One hook as the installer left it in this process. Those of another family than the tree's do not count."""
 
-    name: str
-    target: str
-    status: str
-    links: tuple[str, ...]
-    detail: str = ""
-    family: str = "common"
-    """Hooks of another family than the instance's tree do not count."""
     since: int = 0
-    """The event from which on that was so."""
+    """The coverage event from which on it has had this status without interruption (0: not known)."""
 
 
 class Contradiction(msgspec.Struct, frozen=True):

@@ -122,7 +122,7 @@ class HostView:
             position += self.page
 
     def contested(self, runs: tuple[Run, ...], content: Content) -> bool:
-        """Whether slots cannot have been found with this content: they do not add up, are free, or hold other positions.
+        """Whether slots cannot have been found with this: they do not add up, are free, or hold other positions.
 
         What events say of a page since the attaching stands.
         """

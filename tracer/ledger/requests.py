@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from kvwitness.tracer.ledger.chains import Chain
@@ -69,6 +69,8 @@ class OpenRequest:
     prior: tuple[str | None, int, int] = (None, 0, 0)
     shared_id: bool = False
     """What is recorded under its id may be another request's."""
+    uses: tuple[int, ...] = ()
+    """The nodes that its match found, until its passes were processed."""
     inserted: int = 0
     """How much of it was ever put into the cache."""
 
@@ -147,6 +149,10 @@ class Requests:
         self._open: dict[str, OpenRequest] = {}
         self._chains: dict[str, Chain] = {}
         self._attempts: dict[str, int] = defaultdict(int)
+        self._running: dict[int, OpenRequest] = {}
+        """The event that queued it -> what was admitted and has not ended."""
+        self._used: dict[int, int] = defaultdict(int)
+        """Node -> requests whose passes read it and were not all processed."""
 
     def get(self, rid: str | None) -> OpenRequest | None:
         """The last request with an id."""
@@ -176,6 +182,52 @@ class Requests:
         self._open[rid] = request
         self.all.append(request)
         return before
+
+    # --- what runs -----------------------------------------------------------------------------------
+
+    def admit(self, request: OpenRequest, prefix: int, end: int, moment: Moment) -> None:
+        """It is in the next batch, and what its match found has to stay where it is."""
+        request.admitted, request.admitted_prefix, request.admitted_end = moment, prefix, end
+        self._running[request.queued.seq] = request
+        request.uses = tuple(step.node for step in request.match.path) if request.match is not None else ()
+        for node in request.uses:
+            self._used[node] += 1
+
+    def computed(self, request: OpenRequest) -> None:
+        """A result was processed; after that of the last pass nothing is read for it any more."""
+        if request.chunks and request.chunks[-1].last and all(chunk.done is not None for chunk in request.chunks):
+            self._let_go(request)
+
+    def end(self, request: OpenRequest, state: int, moment: Moment) -> None:
+        """It gave its row back, or was aborted before it had one."""
+        if request.released is None:
+            request.released, request.state = moment, state
+        self._running.pop(request.queued.seq, None)
+        self._let_go(request)
+
+    def _let_go(self, request: OpenRequest) -> None:
+        for node in request.uses:
+            self._used[node] -= 1
+            if self._used[node] <= 0:
+                del self._used[node]
+        request.uses = ()
+
+    def uses(self, node: int, was: Iterable[int]) -> bool:
+        """Whether a pass reads a node, or the one that it was split off from."""
+        return node in self._used or any(other in self._used for other in was)
+
+    @property
+    def running(self) -> OpenRequest | None:
+        """One that was admitted and has not ended."""
+        return next(iter(self._running.values()), None)
+
+    def reset(self) -> None:
+        """The cache was emptied: node ids mean nothing any more."""
+        self._used.clear()
+        for request in self._running.values():
+            request.uses = ()
+
+    # --- all of them ---------------------------------------------------------------------------------
 
     def chains(self) -> dict[str, Chain]:
         """By id, of the last request with it."""

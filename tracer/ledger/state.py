@@ -8,6 +8,7 @@ from kvwitness.patches.schema import events as ev
 from kvwitness.tracer.ledger import facts as ft
 from kvwitness.tracer.ledger.attached import Unseen
 from kvwitness.tracer.ledger.chains import Chain
+from kvwitness.tracer.ledger.describing import Describing
 from kvwitness.tracer.ledger.digests import PageDigests
 from kvwitness.tracer.ledger.evictions import L1Evictions, L2Evictions
 from kvwitness.tracer.ledger.hostpool import Content, HostView
@@ -18,7 +19,6 @@ from kvwitness.tracer.ledger.requests import OpenRequest, Requests
 from kvwitness.tracer.ledger.runs import overlap
 from kvwitness.tracer.ledger.states import StatePools
 from kvwitness.tracer.ledger.storage import StorageView
-from kvwitness.tracer.ledger.told import Told
 from kvwitness.tracer.ledger.transfers import Transfers
 from kvwitness.tracer.ledger.tree import TreeView
 
@@ -39,7 +39,7 @@ class State:
         """The event that ended the record; 0: none yet."""
         # What the process says of itself.
         self.names = Names()
-        self.told = Told()
+        self.told = Describing()
         self.failures: dict[str, int] = {}
         self.weights: list[ft.WeightsChange] = []
         # Requests and their prefixes.
@@ -106,6 +106,7 @@ class State:
         self.epochs.append(ft.EpochFact(self.epoch, moment))
         self.tree = TreeView(self.epoch, self.residencies.append)
         self.host = HostView(self.host.page, self.residencies.append, self.host.available)
+        self.requests.reset()
         self.transfers.reset()
         self.inserting.clear()
         self.lost_while_copying(None)

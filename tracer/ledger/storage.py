@@ -18,6 +18,8 @@ class OpenFetch:
     """Since when its request waits."""
     asked: ev.PrefetchAsked | None = None
     asked_at: Moment | None = None
+    backend: bool = False
+    """A backend was attached when it was asked for."""
     looked_up: ev.StorageLookedUp | None = None
     looked_up_at: Moment | None = None
     stopped: ev.PrefetchStopped | None = None

@@ -24,7 +24,7 @@ class Launched:
 
 
 class Transfers:
-    """What waits to be copied and what is being copied. What is unseen (begun before the attaching) is kept elsewhere."""
+    """What waits to be copied and what is being copied, but for what was begun before the attaching."""
 
     def __init__(self) -> None:
         self.queued_backups: dict[int, list[OpenBackup]] = defaultdict(list)

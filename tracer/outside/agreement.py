@@ -164,8 +164,7 @@ def _cells_of_requests(journal: Journal) -> _Cells:
 
 
 def _grid(facts: InstanceFacts) -> int:
-    page = facts.facts.get("page_size")
-    return cell_tokens(page if isinstance(page, int) and page > 0 else 1)
+    return cell_tokens(max(facts.facts.instance.page_size or 1, 1))
 
 
 def _stays_by_hooks(facts: InstanceFacts, known: _Cells, tier: str) -> _Stays:
@@ -306,13 +305,13 @@ class _Context:
         last = max((m.t_ns for e in facts.epochs for m in (e.begin,)), default=0)
         ends = [r.released.t_ns for r in facts.requests if r.released is not None]
         self._journal_end = facts.wall_time_ns(max([last, *ends], default=0))
-        pool = facts.facts.get("device_tokens")
+        pool = facts.facts.instance.device_tokens
         # 0.5.10 tells of L1 alone, and only of what leaves L1 and L2 both.
         self._tiers = frozenset(stay.tier for stay in ledger.stays)
         self._removed_from = frozenset(stay.tier for stay in ledger.stays if stay.ended is Ended.REMOVED)
         self._l1_alone = "L2" not in self._tiers
-        self._overfull = self._l1_alone and isinstance(pool, int) and peak_tokens(ledger) > pool
-        self._hiradix = "HiRadix" in str(facts.facts.get("tree_class"))
+        self._overfull = self._l1_alone and pool is not None and peak_tokens(ledger) > pool
+        self._hiradix = "HiRadix" in (facts.facts.instance.tree_class or "")
 
     def name(self, tier: str, hooks: _Stays, mine: _Left, theirs: _Left) -> list[Difference]:
         """The differences of one tier, grouped by name."""

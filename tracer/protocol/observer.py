@@ -216,8 +216,8 @@ def _epoch(facts: InstanceFacts) -> int:
 
 
 def _reusable(facts: InstanceFacts, request: RequestFacts, page_size: int | None) -> Span:
-    recorded = facts.facts.get("page_size")
-    page = page_size or (recorded if isinstance(recorded, int) and recorded > 0 else 1)
+    recorded = facts.facts.instance.page_size
+    page = page_size or (recorded if recorded is not None and recorded > 0 else 1)
     return 0, reusable_tokens(request.prompt_tokens, page)
 
 

@@ -66,12 +66,14 @@ def conditions_of(environment: Mapping[str, Any], instances: Sequence[InstanceFa
 
 def instance_conditions(instance: InstanceFacts) -> dict[str, str]:
     """What one scheduler recorded of its own settings."""
-    return {name: value for name, value in _flat("instance", instance.facts, NOT_SET) if not _passing(name)}
+    return {name: value for name, value in _flat("instance", instance.facts.shown, NOT_SET) if not _passing(name)}
 
 
 def recorded_by(instance: InstanceFacts) -> dict[str, str]:
     """Those, and what its recording itself was like: the way in, and for how long the process stood still."""
-    return instance_conditions(instance) | dict(_flat("instance.attach", instance.facts.get("attach") or {}, NOT_SET))
+    return instance_conditions(instance) | dict(
+        _flat("instance.attach", instance.facts.shown.get("attach") or {}, NOT_SET)
+    )
 
 
 def server_arguments(environment: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -18,7 +18,7 @@ def changed_prompts(evidence: Evidence) -> dict[str, str]:
     made of equal prompts (template, adapter, cache salt); else by the prompts' hashes, which tell no place.
     """
     chains = {rid: chain for instance in evidence.instances for rid, chain in instance.chains.items()}
-    page = max((int(instance.facts.get("page_size") or 1) for instance in evidence.instances), default=1)
+    page = max((instance.facts.instance.page_size or 1 for instance in evidence.instances), default=1)
     found: dict[str, str] = {}
     for record in evidence.records:
         if record.series == "C" and (first := _first_asked(evidence, record)) is not None:

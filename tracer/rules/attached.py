@@ -124,7 +124,9 @@ def _below_its_parent(s: State, e: ev.ResidentNode) -> str | None:
     page, end = s.told.page, s.attached.end_of(e.parent)
     if e.end <= e.start or e.start % page or e.end % page or e.start < 0 or e.parent == e.node:
         return f"node {e.node} was found to hold tokens {e.start} to {e.end}"
-    return f"node {e.node} begins at {e.start}, its parent ends at {end}" if end is not None and end != e.start else None
+    return (
+        f"node {e.node} begins at {e.start}, its parent ends at {end}" if end is not None and end != e.start else None
+    )
 
 
 @ATTACHED.guard(ev.ResidentNode, "has its own digests")

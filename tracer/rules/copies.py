@@ -36,7 +36,7 @@ def _load_of_a_match(s: State, e: ev.LoadQueued) -> str | None:
         return "a load-back was queued for a request that was not matched"
     match = request.match
     # What only passes through host memory is in no node until it is in L1.
-    transit = s.told.described.transit_mode is not None
+    transit = s.told.now.transit_mode is not None
     found = tiles(match.path, e.start, e.end) or transit
     if not request.waits or not found or request.decision is not None:
         return "a load-back was queued for tokens that its request's match did not find"
@@ -50,7 +50,7 @@ def _load_of_a_match(s: State, e: ev.LoadQueued) -> str | None:
 @COPIES.guard(ev.LoadQueued, "reads what holds its tokens")
 def _load_reads_its_tokens(s: State, e: ev.LoadQueued) -> Broken | None:
     """The slots that it reads hold these positions, by what was written to them."""
-    if s.told.described.transit_mode is not None or s.host.holds(e.slots, e.start):
+    if s.told.now.transit_mode is not None or s.host.holds(e.slots, e.start):
         return None
     if s.attached.begun:
         return None  # What was there before may not have been found.
@@ -250,7 +250,7 @@ def _ends_as_it_began(s: State, e: ev.LoadDone) -> str | None:
 def _its_nodes_are_in_l1(s: State, e: ev.LoadDone, m: ft.Moment) -> None:
     """What was loaded is in L1, if the cache was not emptied meanwhile."""
     if s.attached.is_load(e.transfer):
-        s.attached.load_ended(e.transfer)
+        s.attached.load_ended(e.transfer, e.nodes)
         return
     transfer = s.transfers.ended(e.transfer)
     if transfer is None:
@@ -337,5 +337,3 @@ def _digested_page_back(s: State, e: ev.LoadDigested) -> str | None:
 def _bytes_that_came_back(s: State, e: ev.LoadDigested, m: ft.Moment) -> None:
     """The page had these bytes in L1 after it was copied back."""
     s.pages.loaded(e, m)
-
-

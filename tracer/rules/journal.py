@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from kvwitness.patches.schema import events as ev
 from kvwitness.tracer.ledger.described import Instance, Unreadable, read_as, read_object
+from kvwitness.tracer.ledger.describing import Describing, impossible
 from kvwitness.tracer.ledger.facts import Moment, WeightsChange
 from kvwitness.tracer.ledger.state import State
-from kvwitness.tracer.ledger.told import impossible
 from kvwitness.tracer.rules.declare import Broken, Rules, always
 
 JOURNAL = Rules()
+
+UNREADABLE = "Facts: can be read"
+"""Name of the guard that is broken where the record itself cannot be read."""
 
 JOURNAL.within(ev.Text, 1, None, "id")
 
@@ -30,10 +33,10 @@ def _a_number_stands_for_a_text(s: State, e: ev.Text, _: Moment) -> None:
 
 
 @JOURNAL.guard(ev.Facts, "can be read", also="kind json")
-def _readable(s: State, e: ev.Facts) -> Broken | None:
+def _readable(_: State, e: ev.Facts) -> Broken | None:
     """Facts are a JSON object whose fields are of the declared types."""
-    wrong = s.told.wrong(e)
-    return None if wrong is None else always(f"the facts in event {e.seq} cannot be read: {wrong}", e.seq)
+    wrong = Describing.unreadable(e)
+    return None if wrong is None else always(wrong, e.seq)
 
 
 @JOURNAL.guard(ev.Facts, "are not taken back", also="kind json")
@@ -60,7 +63,7 @@ def _possible(s: State, e: ev.Facts) -> Broken | None:
 
 @JOURNAL.guard(ev.Facts, "come before the copies")
 def _before_the_copies(s: State, e: ev.Facts) -> Broken | None:
-    """What the instance is, is told before its first copy: nothing else says what a copy of so many tokens has to be."""
+    """What the instance is, is told before its first copy: only that says what a copy of so many tokens has to be."""
     if e.kind == ev.FactKind.INSTANCE and not s.told.instance_at and s.transfers.numbers:
         return Broken("transfers were recorded before what the instance is", since=0)
     return None
@@ -75,9 +78,9 @@ def _fit_the_pages(s: State, e: ev.Facts) -> Broken | None:
 
 
 @JOURNAL.effect(ev.Facts, also="kind json")
-def _the_instance_is_known(s: State, e: ev.Facts, m: Moment) -> None:
+def _the_instance_is_known(s: State, e: ev.Facts, _: Moment) -> None:
     """What the instance, its process, its hooks and its attaching are; each holds from its event on."""
-    s.told.take(e, m)
+    s.told.take(e)
     s.host.page = s.told.page
 
 

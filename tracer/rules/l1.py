@@ -70,7 +70,11 @@ def _matched_for_somebody(s: State, e: ev.Matched) -> str | None:
 def _as_long_as_its_path(s: State, e: ev.Matched) -> str | None:
     """What is in L1 comes first on the path, then what is in L2; both together are the path, and within the key."""
     end = e.path[-1].end if e.path else 0
-    if e.device + e.host != end or e.device != on_device(e.path) or any(n.on_device for n in e.path if n.start >= e.device):
+    if (
+        e.device + e.host != end
+        or e.device != on_device(e.path)
+        or any(n.on_device for n in e.path if n.start >= e.device)
+    ):
         return f"a match of {e.device} tokens in L1 and {e.host} in L2, its path says otherwise"
     return f"a match of {end} tokens of a key of {e.key_tokens}" if end > e.key_tokens else None
 
@@ -399,6 +403,15 @@ def _is_not_being_copied(s: State, e: ev.EvictedL1) -> str | None:
     return f"node {e.node} left L1 while it was being copied to L2"
 
 
+@L1.guard(ev.EvictedL1, "is not being read")
+def _is_not_being_read(s: State, e: ev.EvictedL1) -> str | None:
+    """What a request's match found stays in L1 from its admission until its last pass was processed."""
+    node = s.tree.get(e.node)
+    if e.how not in LEFT or not s.requests.uses(e.node, node.was if node is not None else ()):
+        return None
+    return f"node {e.node} left L1 before the prefill had ended that reads it"
+
+
 @L1.guard(ev.EvictedL1, "says what has no copy")
 def _says_what_has_no_copy(s: State, e: ev.EvictedL1) -> str | None:
     """What is demoted has a host copy of all its tokens, what is dropped or kept has none."""
@@ -444,6 +457,15 @@ def _an_eviction_ends(s: State, e: ev.EvictEnd, m: ft.Moment) -> None:
 # --- reset -------------------------------------------------------------------------------------------
 
 L1.within(ev.Reset, 1, 2, "kind")
+
+
+@L1.guard(ev.Reset, "nothing runs")
+def _nothing_runs(s: State, _: ev.Reset) -> Broken | None:
+    """The cache is emptied while no request is between its admission and its end."""
+    running = s.requests.running
+    if running is None or running.admitted is None:
+        return None
+    return Broken(f"the cache was reset while {running.rid} was running", since=running.admitted.seq)
 
 
 @L1.effect(ev.Reset)

@@ -102,7 +102,7 @@ def _were_taken(s: State, e: ev.HostFree) -> Broken | None:
 @L2.guard(ev.HostFree, "are not being copied")
 def _are_not_being_copied(s: State, e: ev.HostFree) -> Broken | None:
     """Slots are not given back while a copy from them is under way, or a copy to them."""
-    if e.pool != ANCHOR_POOL:
+    if e.pool != ANCHOR_POOL or s.told.now.transit_mode is not None:
         return None
     for load in s.copying.values():
         if overlap(load.queued.slots, e.slots):
@@ -262,7 +262,11 @@ def _rejected_count(s: State, e: ev.BackupRejected) -> Broken | None:
     """By the pool's own count as much is free as the events say, and it is too little."""
     if s.host.available is not None and s.host.available != e.available:
         return Broken(f"the host pool has {e.available} free slots where the events say {s.host.available}", s.counted)
-    return Broken(f"a copy of {e.tokens} tokens was refused, {e.available} slots were free") if e.available >= e.tokens else None
+    return (
+        Broken(f"a copy of {e.tokens} tokens was refused, {e.available} slots were free")
+        if e.available >= e.tokens
+        else None
+    )
 
 
 @L2.effect(ev.BackupRejected)
@@ -270,9 +274,7 @@ def _a_copy_is_refused(s: State, e: ev.BackupRejected, m: ft.Moment) -> None:
     """The node has no copy in L2 by this."""
     owner, start, end = s.tree.holds(e.node)
     rid = s.names.get(e.req)
-    s.rejections.append(
-        ft.Rejection(m, s.epoch, rid, owner or rid, e.node, start, end, e.tokens, e.available)
-    )
+    s.rejections.append(ft.Rejection(m, s.epoch, rid, owner or rid, e.node, start, end, e.tokens, e.available))
 
 
 # --- evictions ---------------------------------------------------------------------------------------

@@ -21,9 +21,14 @@ for _kind in _IN_QUEUE:
     REQUESTS.within(_kind, 0, 1, "retracted")
 
 
-@REQUESTS.guard(ev.WaitingAtAttach, "has a name")
 @REQUESTS.guard(ev.Queued, "has a name")
-def _queued_by_name(s: State, e: ev.Queued | ev.WaitingAtAttach) -> str | None:
+def _queued_by_name(s: State, e: ev.Queued) -> str | None:
+    """A request has an id."""
+    return f"event {e.seq} queues a request without a name" if s.names.get(e.req) is None else None
+
+
+@REQUESTS.guard(ev.WaitingAtAttach, "has a name")
+def _waits_by_name(s: State, e: ev.WaitingAtAttach) -> str | None:
     """A request has an id."""
     return f"event {e.seq} queues a request without a name" if s.names.get(e.req) is None else None
 
@@ -189,6 +194,8 @@ def _decided_for_a_match(s: State, e: ev.LoadBackDecided) -> str | None:
         return f"a load-back decision for a request that was not matched (event {e.seq})" if e.req else None
     if request.decision is not None:
         return f"two load-back decisions for one match of {request.rid}"
+    if s.told.now.transit_mode is not None:
+        return None  # What only passes through host memory is in no match.
     if e.promised != request.match.host or (e.promised and e.node != request.match.best_node):
         return f"a load-back decision about other tokens than the match of {request.rid} found"
     return None
@@ -277,7 +284,7 @@ def _it_is_in_the_next_batch(s: State, e: ev.Admission, m: ft.Moment) -> None:
     if request is not None:
         request.last = m
         if e.admitted and request.admitted is None:
-            request.admitted, request.admitted_prefix, request.admitted_end = m, e.prefix, e.end
+            s.requests.admit(request, e.prefix, e.end, m)
 
 
 # --- computed ----------------------------------------------------------------------------------------
@@ -328,7 +335,9 @@ def _last_at_the_end(s: State, e: ev.Prefill) -> str | None:
         return f"a pass of {request.rid} follows the last one"
     if request.attempt == 1 and bool(e.last) != (e.end == request.prompt_tokens):
         return f"a pass of {request.rid} up to token {e.end} of {request.prompt_tokens}, last: {e.last}"
-    return f"the last pass of {request.rid} ends before its prompt" if e.last and e.end < request.prompt_tokens else None
+    return (
+        f"the last pass of {request.rid} ends before its prompt" if e.last and e.end < request.prompt_tokens else None
+    )
 
 
 @REQUESTS.guard(ev.Prefill, "is in the newest batch")
@@ -350,9 +359,9 @@ def _after_its_loads(s: State, e: ev.Prefill) -> str | None:
         return None
     for number in request.loads:
         load = s.copying.get(number)
-        if load is not None and load.started is None and request.match is not None:
-            if load.moment.seq > request.match.moment.seq:
-                return f"a pass of {request.rid} was launched before its load-back {number}"
+        since = request.match.moment.seq if request.match is not None else 0
+        if load is not None and load.started is None and load.moment.seq > since:
+            return f"a pass of {request.rid} was launched before its load-back {number}"
     return None
 
 
@@ -408,6 +417,7 @@ def _a_result_is_processed(s: State, e: ev.PrefillDone, m: ft.Moment) -> None:
         request.shared_id = True
     else:
         chunk.done, chunk.output_tokens = m, e.output_tokens
+        s.requests.computed(request)
 
 
 # --- given back --------------------------------------------------------------------------------------
@@ -459,7 +469,9 @@ def _cached_adds_up(s: State, e: ev.Released) -> str | None:
     if min(e.cached_device, e.cached_host, e.cached_storage) < 0:
         return None
     parts = e.cached_device + e.cached_host + e.cached_storage
-    return None if parts in (0, e.cached_total) else f"the server counts {e.cached_total} cached tokens, {parts} by tier"
+    return (
+        None if parts in (0, e.cached_total) else f"the server counts {e.cached_total} cached tokens, {parts} by tier"
+    )
 
 
 @REQUESTS.effect(ev.Released)
@@ -470,9 +482,9 @@ def _it_is_over(s: State, e: ev.Released, m: ft.Moment) -> None:
         return
     request.last = m
     if request.released is None:
-        request.released, request.state = m, e.state
         request.output_tokens = e.output_tokens
         request.cached = e.cached_total, _told(e.cached_device), _told(e.cached_host), _told(e.cached_storage)
+    s.requests.end(request, e.state, m)
 
 
 def _told(tokens: int) -> int | None:
@@ -495,5 +507,4 @@ def _it_never_ran(s: State, e: ev.AbortedInQueue, m: ft.Moment) -> None:
     request = s.request(e.req)
     if request is not None:
         request.last = m
-        if request.released is None:
-            request.released, request.state = m, ev.ReleaseState.ABORTED
+        s.requests.end(request, ev.ReleaseState.ABORTED, m)

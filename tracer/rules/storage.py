@@ -52,7 +52,7 @@ def _storage_is_asked(s: State, e: ev.PrefetchAsked, m: ft.Moment) -> None:
     s.storage.told(rid, "issued" if e.issued else "declined", e.start, e.tokens, "", m)
     fetch = s.storage.fetch(rid)
     if fetch is not None and e.issued:
-        fetch.asked, fetch.asked_at, fetch.ended = e, m, False
+        fetch.asked, fetch.asked_at, fetch.backend, fetch.ended = e, m, attached(s), False
 
 
 @STORAGE.guard(ev.StorageLookedUp, "answers for a request that waits")
@@ -154,9 +154,11 @@ def unfounded(s: State, e: ev.PrefetchDone) -> str:
         return "the prefetch ended for a request that did not wait for it any more"
     if fetch.asked_at is not None and s.epochs and fetch.asked_at.seq < s.epochs[-1].begin.seq:
         return "the cache was reset after the prefetch was asked for"
+    if not fetch.backend:
+        return "by the events no storage backend was attached when the prefetch was asked for"
     if fetch.asked.start != e.start or e.completed > fetch.asked.tokens:
         return "the prefetch ended for other tokens than it was asked for"
-    if fetch.failed is not None:
+    if fetch.failed is not None and e.completed:
         return "its look-up or its transfer had failed"
     if fetch.looked_up is None:
         return "no look-up in storage was recorded for it"
@@ -203,7 +205,7 @@ def _l2_has_it_from_storage(s: State, e: ev.PrefetchDone, m: ft.Moment) -> None:
         return
     # The copies of what L2 held already were freed; the rest is new L2 content from storage.
     content = Content("prefetch", e.seq, s.epoch, chain, -1, begin, begin + e.loaded)
-    if s.told.described.transit_mode is None:
+    if s.told.now.transit_mode is None:
         content.usable = m
     s.host.written(skip(e.slots, e.existing), content)
 
@@ -264,5 +266,3 @@ def _storage_fails(s: State, e: ev.StorageFailed, m: ft.Moment) -> None:
     fetch = s.storage.fetch(rid)
     if fetch is not None and e.work in (ev.StorageWork.LOOK_UP, ev.StorageWork.READ) and not fetch.ended:
         fetch.failed = m
-
-

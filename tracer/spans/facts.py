@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Final
 
 from kvwitness.patches.schema.events import Run
 from kvwitness.tracer.ledger.facts import InstanceFacts, Moment
@@ -45,18 +45,15 @@ def seqs(first: Moment, last: Moment | None) -> dict[str, Value]:
 
 def model_of(facts: InstanceFacts) -> str | None:
     """The served model's name, never a path of the machine."""
-    arguments = _mapping(_mapping(facts.facts.get("process")).get("arguments"))
-    served = arguments.get("served_model_name")
-    if isinstance(served, str) and served:
-        return _without_folders(served)
-    path = arguments.get("model_path")
-    return _without_folders(path) if isinstance(path, str) and path else None
+    arguments = facts.facts.arguments
+    name = arguments.served_model_name or arguments.model_path
+    return _without_folders(name) if name else None
 
 
 def resource_of(facts: InstanceFacts, host: str | None) -> ResourceSpec:
     """Who recorded this journal."""
-    ranks = _mapping(facts.facts.get("ranks"))
-    version = _text(_mapping(facts.facts.get("process")).get("sglang"))
+    ranks, process = facts.facts.ranks, facts.facts.process
+    version = (process.sglang if process is not None else None) or None
     attributes: dict[str, Value | None] = {
         sc.SERVICE_NAME: sc.SERVICE,
         sc.SERVICE_INSTANCE: facts.instance,
@@ -64,31 +61,31 @@ def resource_of(facts: InstanceFacts, host: str | None) -> ResourceSpec:
         sc.SGLANG_VERSION: version,
         sc.PROCESS_PID: facts.pid,
         sc.HOST_NAME: host,
-        sc.TP_RANK: whole(ranks.get("tp_rank")),
-        sc.TP_SIZE: whole(ranks.get("tp_size")),
-        sc.PP_RANK: whole(ranks.get("pp_rank")),
-        sc.PP_SIZE: whole(ranks.get("pp_size")),
-        sc.DP_RANK: whole(ranks.get("dp_rank")),
-        sc.DP_SIZE: whole(ranks.get("dp_size")),
+        sc.TP_RANK: ranks.tp_rank,
+        sc.TP_SIZE: ranks.tp_size,
+        sc.PP_RANK: ranks.pp_rank,
+        sc.PP_SIZE: ranks.pp_size,
+        sc.DP_RANK: ranks.dp_rank,
+        sc.DP_SIZE: ranks.dp_size,
     }
     return ResourceSpec(facts.instance, known(attributes))
 
 
 def expected_ranks(facts: InstanceFacts) -> int:
     """How many processes serve each request of this one together."""
-    ranks = _mapping(facts.facts.get("ranks"))
-    tensor = whole(ranks.get("attn_tp_size")) or whole(ranks.get("tp_size")) or 1
-    return tensor * (whole(ranks.get("pp_size")) or 1)
+    ranks = facts.facts.ranks
+    return (ranks.attn_tp_size or ranks.tp_size or 1) * (ranks.pp_size or 1)
 
 
 def pool_attributes(facts: InstanceFacts) -> dict[str, Value]:
     """What an epoch's span says about the cache."""
+    said = facts.facts.instance
     return known(
         {
-            sc.PAGE_SIZE: whole(facts.facts.get("page_size")),
-            sc.CAPACITY_L1: whole(facts.facts.get("device_tokens")),
-            sc.CAPACITY_L2: whole(facts.facts.get("host_tokens")),
-            sc.WRITE_POLICY: _text(facts.facts.get("write_policy")),
+            sc.PAGE_SIZE: said.page_size,
+            sc.CAPACITY_L1: said.device_tokens,
+            sc.CAPACITY_L2: said.host_tokens,
+            sc.WRITE_POLICY: said.write_policy or None,
         }
     )
 
@@ -119,19 +116,6 @@ def _moments_of(facts: InstanceFacts) -> Iterator[Moment | None]:
         yield from (prefetch.asked, prefetch.done)
     for residency in facts.residencies:
         yield from (residency.since, residency.until)
-
-
-def whole(value: Any) -> int | None:
-    """``value`` when it is an integer; facts are what a process wrote, not what we would like."""
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _without_folders(name: str) -> str:

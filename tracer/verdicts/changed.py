@@ -50,7 +50,7 @@ def change_of(view: InstanceView, request: RequestFacts) -> Change | None:
     # It differs from this one, and may be another one to its end.
     if view.prompts.may_continue(request, found[0]):
         return None
-    page = max(int(view.instance.facts.get("page_size") or 1), 1)
+    page = max(view.instance.facts.instance.page_size or 1, 1)
     low, high = _narrowed(view, match, request, rid, *found, page)
     return Change(rid, low, high, page)
 
@@ -73,7 +73,7 @@ def _narrowed(
     if end > low and _deepest_owner(match, request) != rid:
         return low, high
     # State of further pools can end a match where the tokens go on alike.
-    whole = len(view.instance.facts.get("pools") or ()) <= 1 and end + page <= match.key_tokens
+    whole = len(view.instance.facts.instance.pools) <= 1 and end + page <= match.key_tokens
     there = [
         r
         for r in (*view.l1_of(rid, request.epoch), *view.l2_of((rid,), request.epoch))

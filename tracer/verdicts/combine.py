@@ -83,9 +83,8 @@ def _strength(verdict: RequestVerdict) -> int:
 
 
 def _missing_ranks(ranks: list[RequestVerdict], instances: dict[str, InstanceFacts]) -> tuple[Reason, str] | None:
-    facts = instances[ranks[0].instance].facts.get("ranks") or {}
-    tp, pp = facts.get("attn_tp_size") or facts.get("tp_size") or 1, facts.get("pp_size") or 1
-    expected = int(tp) * int(pp)
+    said = instances[ranks[0].instance].facts.ranks
+    expected = (said.attn_tp_size or said.tp_size or 1) * (said.pp_size or 1)
     if len(ranks) < expected:
         detail = f"the request ran on {expected} ranks, {len(ranks)} of them were recorded"
         everywhere, seen = places(instances[rank.instance] for rank in ranks)

@@ -15,21 +15,21 @@ def missing_component(
     """
     match = request.match
     assert match is not None
-    pools = [p for p in view.instance.facts.get("pools") or () if p.get("pool") != 0]
+    pools = [p for p in view.instance.facts.instance.pools if p.pool != 0]
     if not pools:
         return "this instance keeps no state beside full-attention KV, so no component explains it", ()
     words: list[str] = []
     moments: list[Moment] = []
     for pool in pools:
-        name = pool.get("name", "?")
-        if not pool.get("hooked"):
+        name = pool.name
+        if not pool.hooked:
             words.append(f"whether its {name} state was in L2 is not recorded (that pool is not hooked)")
             continue
         before = match.moment.seq
         copies = [
             copy
             for copy in view.instance.states
-            if copy.pool == pool.get("pool") and copy.epoch == request.epoch
+            if copy.pool == pool.pool and copy.epoch == request.epoch
             and copy.rid in owners and copy.taken.seq < before
         ]  # fmt: skip
         gone = [copy.freed for copy in copies if copy.freed is not None and copy.freed.seq < before]

@@ -64,7 +64,7 @@ def compare_content(
     evidence: Evidence, view: InstanceView, request: RequestFacts, load: Load, start: int, end: int
 ) -> Compared:
     """Compare what can be compared of ``[start, end)``."""
-    page = max(int(view.instance.facts.get("page_size") or 1), 1)
+    page = max(view.instance.facts.instance.page_size or 1, 1)
     checks = [check for check in load.checks if check.start < end and start < check.end]
     if not evidence.is_sound(Link.CONTENT) or not all(c.sound and _in_time(view, request, load, c) for c in checks):
         checks = []

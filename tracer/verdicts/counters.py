@@ -98,14 +98,13 @@ def _within(instance: InstanceFacts, t_ns: int, window: CounterWindow) -> bool:
 
 
 def _ranks(instance: InstanceFacts) -> int:
-    ranks = instance.facts.get("ranks") or {}
-    return int(ranks.get("tp_size") or 1) * int(ranks.get("pp_size") or 1)
+    ranks = instance.facts.ranks
+    return (ranks.tp_size or 1) * (ranks.pp_size or 1)
 
 
 def _is_leader(instance: InstanceFacts) -> bool:
     """Token counts are taken once per group of ranks that work on the same tokens."""
-    ranks = instance.facts.get("ranks") or {}
-    return not (ranks.get("tp_rank") or 0) and not (ranks.get("pp_rank") or 0)
+    return not instance.facts.ranks.tp_rank and not instance.facts.ranks.pp_rank
 
 
 def weigh_counters(

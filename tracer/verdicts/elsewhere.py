@@ -8,8 +8,8 @@ other rank's journal.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -146,22 +146,18 @@ def _rest(last: RangeVerdict, start: int) -> tuple[RangeVerdict, ...]:
 
 
 def _ranks_of_one_server(a: InstanceFacts, b: InstanceFacts) -> bool:
-    sizes, numbers = zip(*((r.get("dp_size"), r.get("dp_rank")) for r in _ranks(a, b)), strict=True)
-    return (sizes[0] or 1) > 1 and sizes[0] == sizes[1] and numbers[0] != numbers[1]
-
-
-def _ranks(*instances: InstanceFacts) -> list[Mapping[str, Any]]:
-    return [instance.facts.get("ranks") or {} for instance in instances]
+    one, other = a.facts.ranks, b.facts.ranks
+    return (one.dp_size or 1) > 1 and one.dp_size == other.dp_size and one.dp_rank != other.dp_rank
 
 
 def _model(instance: InstanceFacts) -> tuple[object, ...]:
-    arguments = (instance.facts.get("process") or {}).get("arguments") or {}
-    return tuple(arguments.get(name) for name in ("model_path", "kv_cache_dtype", "dtype", "quantization"))
+    arguments = instance.facts.arguments
+    return arguments.model_path, arguments.kv_cache_dtype, arguments.dtype, arguments.quantization
 
 
 def rank_name(instance: InstanceFacts) -> str:
     """How people call an instance: by its data-parallel rank where the server has several, else by its process."""
-    (ranks,) = _ranks(instance)
-    if (ranks.get("dp_size") or 1) > 1 and ranks.get("dp_rank") is not None:
-        return f"dp rank {ranks['dp_rank']}"
+    ranks = instance.facts.ranks
+    if (ranks.dp_size or 1) > 1 and ranks.dp_rank is not None:
+        return f"dp rank {ranks.dp_rank}"
     return f"process {instance.pid}"

@@ -142,8 +142,8 @@ def _prefilled(view: InstanceView, call: EvictionCall) -> int | None:
     if not chunks:
         return None
     batch = min(chunks, key=lambda chunk: chunk.moment.seq).batch
-    page = view.instance.facts.get("page_size")
-    spare = page if isinstance(page, int) and page > 1 else 0
+    page = view.instance.facts.instance.page_size
+    spare = page if page is not None and page > 1 else 0
     return sum(chunk.end - chunk.start + spare for chunk in chunks if chunk.batch == batch)
 
 

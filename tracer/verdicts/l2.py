@@ -16,14 +16,12 @@ from kvwitness.tracer.ledger.facts import (
     Prefetch,
     RequestFacts,
     Residency,
-    transit_mode,
 )
 from kvwitness.tracer.model import Link, RangeVerdict, Reason, Tier
 from kvwitness.tracer.verdicts.content import compare_content
 from kvwitness.tracer.verdicts.grading import graded
-from kvwitness.tracer.verdicts.l3 import link_prefetched, moments_of, unfounded
+from kvwitness.tracer.verdicts.l3 import link_prefetched, moments_of
 from kvwitness.tracer.verdicts.links import AT_ATTACH, FOUND_IN_L1, FOUND_IN_L2, Evidence
-from kvwitness.tracer.verdicts.stay import link_stay
 from kvwitness.tracer.verdicts.usage import Usage
 from kvwitness.tracer.verdicts.view import InstanceView
 
@@ -72,57 +70,48 @@ def _judge_segment(
         _left_l1(evidence, view, request, found.moment, start, end)
     elif prefetch is not None and prefetch.rid == request.rid:
         tier, reason = Tier.L3, Reason.L3_READ
-        link_prefetched(evidence, view, request, prefetch, segment)
+        link_prefetched(evidence, request, prefetch, segment)
     else:
         if prefetch is not None:
-            _from_storage(evidence, view, segment, prefetch)
+            _from_storage(evidence, segment, prefetch)
         else:
-            _born(evidence, view, backup, load)
+            _born(evidence, backup)
             _backed_up(evidence, segment, backup, request.match.moment if request.match else load.queued)
         usable = backup.acked if backup is not None else prefetch.done if prefetch is not None else None
         _left_l1(evidence, view, request, usable, start, end)
     _resident_l2(evidence, request, load, segment, start, end)
     _read(evidence, view, request, load)
     usage.link(evidence)
-    link_stay(evidence, view, request, start, end)
     compared = compare_content(evidence, view, request, load, start, end)
     compared.link(evidence)
-    reason = Reason.INVALID_MODE if transit_mode(view.instance.facts) is not None else reason
+    reason = Reason.INVALID_MODE if view.instance.facts.transit_mode is not None else reason
     return compared.weigh(graded(start, end, tier, reason, evidence.complete()))
 
 
-def _born(evidence: Evidence, view: InstanceView, backup: Backup | None, load: Load) -> None:
+def _born(evidence: Evidence, backup: Backup | None) -> None:
     if backup is None:
         evidence.miss(Link.BORN, "nothing recorded says what the slots that were read hold")
         return
-    births = [
-        residency
-        for residency in view.l1_of(backup.owner, backup.epoch)
-        if residency.owner_since == backup.owner_since
-        and residency.since.kind in ("Inserted", AT_ATTACH)
-        and residency.since.seq < (backup.acked or load.queued).seq
-        # What is computed only after its copy was queued is not what was copied.
-        if residency.computed is None or residency.computed.seq < backup.queued.seq
-    ]
-    if backup.owner is None or not covers(births, backup.start, backup.end):
-        detail = "no recorded prefill put these tokens into L1 before they were backed up"
-        evidence.miss(Link.BORN, detail, backup.queued)
+    if backup.owner is None or backup.born is None:
+        detail = (
+            "no recorded prefill put these tokens into L1 before they were backed up, and kept them there until then"
+        )
+        evidence.miss(Link.BORN, detail, backup.queued, backup.acked)
         return
-    first = min((r for r in births if r.start < backup.end and r.end > backup.start), key=lambda r: r.since.seq)
+    first = min(backup.born, key=lambda birth: birth.since.seq)
     if first.since.kind == AT_ATTACH:
         evidence.hold(Link.BORN, f"in place of it: {FOUND_IN_L1}", first.since)
         return
-    evidence.hold(Link.BORN, f"put into L1 by the prefill of request {backup.owner}", first.computed, first.since)
+    evidence.hold(Link.BORN, f"put into L1 by the prefill of request {first.owner}", first.computed, first.since)
 
 
-def _from_storage(evidence: Evidence, view: InstanceView, segment: LoadSegment, prefetch: Prefetch) -> None:
+def _from_storage(evidence: Evidence, segment: LoadSegment, prefetch: Prefetch) -> None:
     """A prefetch for another request brought it into L2: that stands in for its birth and its backup."""
-    wrong = unfounded(view, prefetch)
     detail = f"read from storage into L2 for request {prefetch.rid}"
-    if wrong is not None:
-        evidence.miss(Link.BORN, f"{detail}, and {wrong}", prefetch.asked, prefetch.done)
+    if prefetch.unfounded:
+        evidence.miss(Link.BORN, f"{detail}, and {prefetch.unfounded}", prefetch.asked, prefetch.done)
     elif _stored(evidence, segment, prefetch.done, "the prefetch from storage"):
-        evidence.hold(Link.BORN, detail, *moments_of(view, prefetch), also=(Link.PREFETCHED,))
+        evidence.hold(Link.BORN, detail, *moments_of(prefetch), also=(Link.PREFETCHED,))
         evidence.hold(Link.BACKED_UP, f"in place of it: {detail}", prefetch.done)
 
 
@@ -265,6 +254,9 @@ def _read(evidence: Evidence, view: InstanceView, request: RequestFacts, load: L
         evidence.miss(Link.READ, wrong, load.queued, load.started, load.done, load.waited)
     elif any(other is not load and other.start < load.end and load.start < other.end for other in loads):
         evidence.miss(Link.READ, "two load-backs of the same tokens were queued", *(other.queued for other in loads))
+    elif load.started is not None and request.chunks and load.started.seq > request.chunks[0].moment.seq:
+        detail = "the copy from L2 was launched only after the first pass that uses it"
+        evidence.miss(Link.READ, detail, request.chunks[0].moment, load.started)
     elif request.admitted is None or load.queued.seq > request.admitted.seq:
         evidence.miss(Link.READ, "the load-back was queued after the admission", load.queued)
     elif decision is None or decision.loaded != sum(other.tokens for other in loads):
@@ -298,12 +290,12 @@ def _not_waited(instance: InstanceFacts, request: RequestFacts, load: Load) -> s
     SGLang 0.5.2 and newer order the two on the device. Older ones count layers in a thread, and a pass can go
     on to read a layer before it was copied.
     """
-    if not instance.facts.get("copy_threads"):
+    if not instance.facts.instance.copy_threads:
         return None
     if load.read_early:
         return "the forward pass went on to read a layer before its copy had ended: SGLang did not make it wait"
-    layers = instance.facts.get("layers")
-    if load.waited is None or not isinstance(layers, int) or load.waited_layers != layers:
+    layers = instance.facts.instance.layers
+    if load.waited is None or layers is None or load.waited_layers != layers:
         return f"the forward pass was seen to wait for the copy in {load.waited_layers} of {layers} layers"
     passes = request.chunks[:1]
     if not any(p.done is not None and p.moment.seq < load.waited.seq < p.done.seq for p in passes):
@@ -325,9 +317,9 @@ def link_loaded(evidence: Evidence, view: InstanceView, load: Load, start: int, 
         if found is not None:
             _found(before, segment, found)
         elif prefetch is not None:
-            _from_storage(before, view, segment, prefetch)
+            _from_storage(before, segment, prefetch)
         else:
-            _born(before, view, backup, load)
+            _born(before, backup)
             _backed_up(before, segment, backup, load.queued)
     wrong = _not_copied(view.instance, load)
     differing = next((c for c in load.checks if c.differing and c.start < end and start < c.end), None)
@@ -349,9 +341,9 @@ def link_loaded(evidence: Evidence, view: InstanceView, load: Load, start: int, 
 
 def _bytes_fit(instance: InstanceFacts, load: Load) -> bool:
     """Bytes = tokens x bytes per token (all layers). With further pools in the transfer there are more bytes."""
-    per_token = instance.facts.get("bytes_per_token")
-    if not isinstance(per_token, int) or load.transfer_tokens is None or load.transfer_bytes is None:
+    per_token = instance.facts.instance.bytes_per_token
+    if per_token is None or load.transfer_tokens is None or load.transfer_bytes is None:
         return False
     expected = load.transfer_tokens * per_token
-    alone = len(instance.facts.get("pools") or ()) <= 1
+    alone = len(instance.facts.instance.pools) <= 1
     return load.transfer_bytes == expected if alone else load.transfer_bytes >= expected

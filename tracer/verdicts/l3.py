@@ -36,63 +36,24 @@ class Story(msgspec.Struct, frozen=True):
     remedy: str = ""
 
 
-def link_prefetched(
-    evidence: Evidence, view: InstanceView, request: RequestFacts, prefetch: Prefetch, segment: LoadSegment
-) -> None:
+def link_prefetched(evidence: Evidence, request: RequestFacts, prefetch: Prefetch, segment: LoadSegment) -> None:
     """Link "prefetched": the slots were filled from storage for this request, between its queueing and its match."""
     match, asked = request.match, prefetch.asked
-    wrong = unfounded(view, prefetch)
     if not segment.aligned:
         evidence.miss(Link.PREFETCHED, "the prefetch filled the slots for other positions", prefetch.done)
-    elif wrong is not None or asked is None:
-        evidence.miss(Link.PREFETCHED, wrong or "", prefetch.asked, prefetch.done)
+    elif prefetch.unfounded or asked is None:
+        evidence.miss(Link.PREFETCHED, prefetch.unfounded, prefetch.asked, prefetch.done)
     elif match is None or not request.queued.seq < asked.seq < prefetch.done.seq < match.moment.seq:
         detail = "the prefetch did not lie between the request's queueing and its match"
         evidence.miss(Link.PREFETCHED, detail, prefetch.asked, prefetch.done)
     else:
         detail = f"{prefetch.loaded} tokens from storage, from token {prefetch.start + prefetch.existing} on"
-        evidence.hold(Link.PREFETCHED, detail, *moments_of(view, prefetch))
+        evidence.hold(Link.PREFETCHED, detail, *moments_of(prefetch))
 
 
-def unfounded(view: InstanceView, prefetch: Prefetch) -> str | None:
-    """Why the events do not show that a prefetch brought its tokens from storage; None when they do."""
-    tries = view.instance.storage.tries
-    asked = next((t for t in tries if t.moment == prefetch.asked), None)
-    if asked is None or asked.what != "issued":
-        return "a prefetch ended that was not seen to be asked for"
-    waiting = [r for r in view.instance.requests if r.rid == prefetch.rid and r.queued.seq < asked.moment.seq]
-    if not waiting:
-        return "the prefetch was asked for before its request was queued"
-    ended = waiting[-1].admitted or waiting[-1].released
-    if ended is not None and ended.seq < prefetch.done.seq:
-        return "the prefetch ended for a request that did not wait for it any more"
-    if any(asked.moment.seq < epoch.begin.seq < prefetch.done.seq for epoch in view.instance.epochs):
-        return "the cache was reset after the prefetch was asked for"
-    if asked.start != prefetch.start or prefetch.completed > asked.tokens:
-        return "the prefetch ended for other tokens than it was asked for"
-    if prefetch.completed != prefetch.existing + prefetch.loaded or prefetch.completed != sum(
-        run.length for run in prefetch.slots
-    ):
-        return f"the tokens of the prefetch do not add up: {prefetch.completed} read, {prefetch.loaded} put into L2"
-    if _attached(view, asked.moment.seq) is None:
-        return "by the events no storage backend was attached when the prefetch was asked for"
-    told = looked_up(view, prefetch)
-    if told is not None and told.tokens < prefetch.completed:
-        return f"the prefetch brought {prefetch.completed} tokens, the look-up had found {told.tokens}"
-    return None
-
-
-def looked_up(view: InstanceView, prefetch: Prefetch) -> StorageTry | None:
-    """What storage had said before a prefetch ended that it holds, where that was recorded."""
-    tries = view.instance.storage.tries
-    before = [t for t in tries if t.rid == prefetch.rid and t.what == "looked_up" and t.moment.seq < prefetch.done.seq]
-    return before[-1] if before else None
-
-
-def moments_of(view: InstanceView, prefetch: Prefetch) -> tuple[Moment | None, ...]:
-    """What a claim about a prefetch rests on, in the order recorded: asked for, looked up, ended."""
-    told = looked_up(view, prefetch)
-    return prefetch.asked, told.moment if told is not None else None, prefetch.done
+def moments_of(prefetch: Prefetch) -> tuple[Moment | None, ...]:
+    """What a claim about a prefetch rests on: asked for, looked up, ended."""
+    return prefetch.asked, prefetch.looked_up, prefetch.done
 
 
 def with_storage(view: InstanceView, request: RequestFacts, ranges: Sequence[RangeVerdict]) -> list[RangeVerdict]:
@@ -201,7 +162,7 @@ def _attached(view: InstanceView, before: int) -> StorageChange | str | None:
 
     Attaching what is attached already only changes policies.
     """
-    attached: StorageChange | str | None = "start" if view.instance.facts.get("storage") else None
+    attached: StorageChange | str | None = "start" if view.instance.facts.instance.storage else None
     for change in view.instance.storage.changes:
         if change.ok and change.moment.seq < before:
             attached = (attached or change) if change.attach else None
@@ -289,6 +250,7 @@ def _each(answers: Sequence[tuple[str, StorageChange]]) -> str:
 
 
 def _rank(instance: InstanceFacts) -> str:
-    ranks = instance.facts.get("ranks") or {}
-    named = [f"{n} {ranks[f'{n}_rank']}" for n in ("dp", "tp", "pp") if (ranks.get(f"{n}_size") or 1) > 1]
+    r = instance.facts.ranks
+    known = (("dp", r.dp_size, r.dp_rank), ("tp", r.tp_size, r.tp_rank), ("pp", r.pp_size, r.pp_rank))
+    named = [f"{name} {rank}" for name, size, rank in known if (size or 1) > 1]
     return f"rank {' '.join(named)}" if named else instance.instance

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from kvwitness.patches.schema.events import ResidentNode
-from kvwitness.tracer.ledger.facts import HookState, InstanceFacts, Moment, transit_mode
+from kvwitness.tracer.ledger.described import Ranks
+from kvwitness.tracer.ledger.facts import HookState, InstanceFacts, Moment
 from kvwitness.tracer.model import EventRef, Link, LinkEvidence
 from kvwitness.tracer.verdicts.view import InstanceView
 
@@ -55,6 +56,7 @@ class Evidence:
         self._instance = view.instance
         self._links: list[LinkEvidence] = []
         self._unsound = _unsound_of(view)
+        self._installed = _installed_of(view)
         self._moments: list[Moment] = []
 
     def hold(self, link: Link, detail: str, *moments: Moment | None, also: tuple[Link, ...] = ()) -> None:
@@ -98,14 +100,25 @@ class Evidence:
         numbers = [ref.seq for link in self._links for ref in link.events]
         if numbers:
             first, last = min(numbers), max(numbers)
+            late = self._unwatched(first)
             holes = [gap for gap in self._instance.gaps if gap[0] <= last and gap[1] >= first]
-            if holes:
+            if late is not None:
+                self.miss(Link.RECORD_COMPLETE, late)
+            elif holes:
                 detail = "; ".join(f"events {a} to {b}: {cause}" for a, b, cause in holes[:3])
                 self.miss(Link.RECORD_COMPLETE, detail)
             else:
                 detail = f"events {first} to {last} without a hole"
                 self._links.append(LinkEvidence(Link.RECORD_COMPLETE, True, detail))
         return tuple(self._links)
+
+    def _unwatched(self, first: int) -> str | None:
+        """A hook that a link rests on and that was installed only after the first event of the claim."""
+        for link in self._links:
+            since, name = self._installed.get(link.link, (0, ""))
+            if link.holds and since > first:
+                return f"hook {name} was installed with event {since}, the claim begins with event {first}"
+        return None
 
 
 def _unsound_of(view: InstanceView) -> dict[Link, str]:
@@ -116,9 +129,21 @@ def _unsound_of(view: InstanceView) -> dict[Link, str]:
     return known
 
 
+def _installed_of(view: InstanceView) -> dict[Link, tuple[int, str]]:
+    """For each link the event since which all hooks that it rests on are there, and the last of them; once."""
+    if view.installed is None:
+        hooks = relevant_hooks(view.instance)
+        view.installed = {
+            link: max((hook.since, hook.name) for hook in serving)
+            for link, names in HOOK_OF_LINK.items()
+            if (serving := [hook for hook in hooks if not {*names}.isdisjoint(hook.links)])
+        }
+    return view.installed
+
+
 def relevant_hooks(instance: InstanceFacts) -> list[HookState]:
     """One state per hook name, of the families that this instance's tree uses: the installed one if any."""
-    family = instance.facts.get("family")
+    family = instance.facts.instance.family
     best: dict[str, HookState] = {}
     for hook in instance.hooks:
         if hook.family not in ("common", family) and family is not None:
@@ -133,7 +158,7 @@ def unsound_links(instance: InstanceFacts) -> dict[Link, str]:
     """Links that cannot hold on this instance because a hook that they rest on is absent or failed."""
     if not instance.hooks:
         return dict.fromkeys(HOOK_OF_LINK, "the journal does not say which hooks were installed")
-    if not instance.facts.get("ranks") or not instance.facts.get("page_size"):
+    if instance.facts.ranks == Ranks() or not instance.facts.instance.page_size:
         return dict.fromkeys(HOOK_OF_LINK, "the journal does not say what the instance is: its ranks, its page size")
     wrong: dict[Link, str] = {}
     hooks = relevant_hooks(instance)
@@ -142,11 +167,10 @@ def unsound_links(instance: InstanceFacts) -> dict[Link, str]:
             why = _unserved(instance, [hook for hook in hooks if name in hook.links])
             if why is not None:
                 wrong[link] = why
-    pools = instance.facts.get("pools") or ()
-    anchor = next((pool for pool in pools if pool.get("pool") == 0), None)
-    if anchor is None or not anchor.get("hooked"):
+    anchor = next((pool for pool in instance.facts.instance.pools if pool.pool == 0), None)
+    if anchor is None or not anchor.hooked:
         wrong.setdefault(Link.RESIDENT_L2, "the host pool's allocations are not seen in this configuration")
-    mode = transit_mode(instance.facts)
+    mode = instance.facts.transit_mode
     if mode is not None:
         wrong[Link.RESIDENT_L2] = f"host memory mode {mode}: host memory is transit here, not a tier"
     return wrong

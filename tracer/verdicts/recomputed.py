@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvwitness.patches.schema.events import Cause, Eviction, Refusal
-from kvwitness.tracer.ledger.facts import Backup, InstanceFacts, RequestFacts, Residency, transit_mode
+from kvwitness.tracer.ledger.facts import Backup, InstanceFacts, RequestFacts, Residency
 from kvwitness.tracer.model import Grade, Link, LinkEvidence, RangeVerdict, Reason, Tier
 from kvwitness.tracer.verdicts.changed import change_of
 from kvwitness.tracer.verdicts.components import missing_component
@@ -98,7 +98,7 @@ def _lost(view: InstanceView, request: RequestFacts, usage: Usage, start: int, e
         detail = f"what became of this prefix of request {prior} was before event {view.instance.remembers_from}, "
         detail += "and is not remembered any more"
         return _range(view, usage, start, end, Reason.RECOMPUTED, detail, ())
-    mode = transit_mode(view.instance.facts)
+    mode = view.instance.facts.transit_mode
     if mode is not None:
         detail = f"host memory mode {mode}: below L1 only storage (L3) keeps this prefix of request {prior}"
         evidence.miss(Link.RESIDENT_L2, detail, match.moment)
@@ -164,8 +164,8 @@ def _left_without(view: InstanceView, owners: set[str | None], request: RequestF
 
 
 def _why_not_backed_up(instance: InstanceFacts, acked: list[Backup], start: int, prior: str | None) -> str:
-    policy = instance.facts.get("write_policy")
-    threshold = instance.facts.get("write_through_threshold")
+    policy = instance.facts.instance.write_policy
+    threshold = instance.facts.instance.write_through_threshold
     if acked:
         reached = max(b.end for b in acked)
         return f"L2 got this prefix of request {prior} only up to token {reached}"

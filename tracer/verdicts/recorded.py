@@ -5,12 +5,13 @@ Pure functions over what the schedulers said of themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
+from kvwitness.tracer.ledger.described import Ranks
 from kvwitness.tracer.ledger.facts import InstanceFacts
 from kvwitness.tracer.model import RequestVerdict
 
@@ -21,9 +22,9 @@ Place = tuple[int, int, int]
 """Data-parallel, pipeline-parallel and tensor-parallel rank."""
 
 
-def share_ranks(ranks: Mapping[str, Any]) -> bool:
+def share_ranks(ranks: Ranks) -> bool:
     """Data-parallel attention: the replicas share the ranks of the tensor-parallel group."""
-    return int(ranks.get("attn_tp_size") or 0) not in (0, int(ranks.get("tp_size") or 1))
+    return (ranks.attn_tp_size or 0) not in (0, ranks.tp_size or 1)
 
 
 def places(instances: Iterable[InstanceFacts]) -> tuple[set[Place], set[Place]]:
@@ -34,15 +35,14 @@ def places(instances: Iterable[InstanceFacts]) -> tuple[set[Place], set[Place]]:
     expected: set[Place] = set()
     seen: set[Place] = set()
     for instance in instances:
-        ranks: Mapping[str, Any] = instance.facts.get("ranks") or {}
-        sizes = {name: int(ranks.get(f"{name}_size") or 1) for name in ("dp", "pp", "tp")}
-        if share_ranks(ranks):
-            sizes["dp"] = 1
-        if any(size > 1 and ranks.get(f"{name}_rank") is None for name, size in sizes.items()):
+        ranks = instance.facts.ranks
+        dp = 1 if share_ranks(ranks) else ranks.dp_size or 1
+        sizes = (dp, ranks.dp_rank), (ranks.pp_size or 1, ranks.pp_rank), (ranks.tp_size or 1, ranks.tp_rank)
+        if any(size > 1 and rank is None for size, rank in sizes):
             return set(), set()
-        expected.update(product(range(sizes["dp"]), range(sizes["pp"]), range(sizes["tp"])))
-        own = {name: int(ranks.get(f"{name}_rank") or 0) if size > 1 else 0 for name, size in sizes.items()}
-        seen.add((own["dp"], own["pp"], own["tp"]))
+        expected.update(product(range(dp), range(sizes[1][0]), range(sizes[2][0])))
+        own = [rank or 0 if size > 1 else 0 for size, rank in sizes]
+        seen.add((own[0], own[1], own[2]))
     return expected, seen
 
 
@@ -72,12 +72,12 @@ def _noted(verdict: RequestVerdict, way_in: str, left_out: str) -> RequestVerdic
 
 
 def _way_in(instance: InstanceFacts) -> str:
-    attached = instance.facts.get("attach") or {}
-    if attached.get("way") != "live":
+    attached = instance.facts.attach
+    if attached is None or attached.way != "live":
         return ""
-    stopped = int(attached.get("stopped_us") or 0)
+    stopped = attached.stopped_us or 0
     stood = f"it stood still for {stopped / 1e6:.2f} s" if stopped else "it was not stopped"
-    return f"{_LIVE}{instance.instance} while it served ({attached.get('tool', 'unknown tool')}): {stood}"
+    return f"{_LIVE}{instance.instance} while it served ({attached.tool or 'unknown tool'}): {stood}"
 
 
 def about_the_recording(verdicts: Iterable[RequestVerdict]) -> tuple[str, ...]:

@@ -203,6 +203,6 @@ def _notes(view: InstanceView, request: RequestFacts, usage: Usage) -> tuple[str
     notes.extend(storage_alarm(view, request))
     notes.extend(waits_for_storage(view, request))
     notes.extend(str(leak) for leak in view.leaks if leak.rid == request.rid)
-    if view.instance.facts.get("digest_every"):
+    if view.instance.facts.instance.digest_every:
         notes.extend(_not_compared(view, request))
     return tuple(notes)

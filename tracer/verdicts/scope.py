@@ -20,8 +20,7 @@ _CLAIMS = (Grade.CONFIRMED, Grade.VERIFIED)
 
 def beside_kv(instance: InstanceFacts) -> tuple[str, ...]:
     """The names of the host pools that no claim covers."""
-    pools = instance.facts.get("pools") or ()
-    return tuple(str(pool.get("name", "?")) for pool in pools if pool.get("pool") != 0)
+    return tuple(pool.name for pool in instance.facts.instance.pools if pool.pool != 0)
 
 
 def scoped(verdicts: Sequence[RequestVerdict], instances: Sequence[InstanceFacts]) -> tuple[RequestVerdict, ...]:
@@ -66,9 +65,10 @@ def _left_behind(verdict: RequestVerdict, instance: InstanceFacts, beside: Seque
     window of sliding-window KV and a recurrent state can have stayed in L1. SGLang counts the bytes of all pools since
     0.5.18; before, those of the anchor pool alone are known.
     """
-    per_token = instance.facts.get("bytes_per_token")
-    release = str((instance.facts.get("process") or {}).get("sglang") or "")
-    if verdict.tier is not Tier.L2 or not isinstance(per_token, int) or not _counts_all_pools(release):
+    per_token = instance.facts.instance.bytes_per_token
+    process = instance.facts.process
+    release = (process.sglang if process is not None else None) or ""
+    if verdict.tier is not Tier.L2 or per_token is None or not _counts_all_pools(release):
         return ()
     loads = verdict.load_backs
     if not loads or any(load.done_ns is None or load.bytes != load.transfer_tokens * per_token for load in loads):

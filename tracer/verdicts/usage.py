@@ -39,13 +39,7 @@ def usage_of(request: RequestFacts) -> Usage:
     if request.attempt > 1:
         total = max(total, last.end)
     moments = tuple(m for chunk in request.chunks for m in (chunk.moment, chunk.done) if m is not None)
-    position = first.start
-    for chunk in request.chunks:
-        if chunk.end <= chunk.start:
-            return Usage(first.start, total, False, "a pass that computed nothing", moments)
-        if chunk.start != position:
-            return Usage(first.start, total, False, f"the prefill jumps from {position} to {chunk.start}", moments)
-        position = chunk.end
+    position = last.end
     if position != total or not last.last:
         return Usage(first.start, total, False, f"the prefill was seen up to token {position} of {total}", moments)
     if any(chunk.done is None for chunk in request.chunks):
@@ -56,18 +50,8 @@ def usage_of(request: RequestFacts) -> Usage:
         return Usage(first.start, total, False, "the request's admission was not recorded", moments)
     if request.shared_id:
         return Usage(first.start, total, False, "what was recorded under this id may be another request's", moments)
-    if any(chunk.moment.seq < request.admitted.seq for chunk in request.chunks):
-        detail = "a prefill was launched before the request's admission"
-        return Usage(first.start, total, False, detail, (request.admitted, *moments))
-    if len({chunk.batch for chunk in request.chunks}) != len(request.chunks):
-        return Usage(first.start, total, False, "two passes carry the number of one batch", moments)
-    if any(chunk.last for chunk in request.chunks[:-1]):
-        return Usage(first.start, total, False, "passes follow the last one", moments)
     if not last.output_tokens:
         return Usage(first.start, total, False, "the prefill ended without an output token", moments)
-    if request.admitted_prefix != first.start:
-        detail = f"admitted with {request.admitted_prefix} cached tokens, prefilled from {first.start}"
-        return Usage(first.start, total, False, detail, (request.admitted, *moments))
     detail = f"prefill computed tokens {first.start} to {total} only"
     if len(request.chunks) > 1:
         detail += f", in {len(request.chunks)} chunks"

@@ -34,6 +34,8 @@ class InstanceView:
         self.instance = instance
         self.unsound: dict[Link, str] | None = None
         """Links that cannot hold on this instance, and why (filled by kvwitness.tracer.verdicts.links)."""
+        self.installed: dict[Link, tuple[int, str]] | None = None
+        """Since which event the hooks of each link are there, and the last of them (filled by the same)."""
         self.loads: dict[int, Load] = {load.id: load for load in instance.loads}
         self.backups: dict[int, Backup] = {backup.id: backup for backup in instance.backups}
         self.found: dict[int, Found] = {found.id: found for found in instance.found}

@@ -224,8 +224,8 @@ class _Search:
         return self._piece(start, end, Because.NEVER, f"no copy of it to L2 was recorded{self._policy()}")
 
     def _policy(self) -> str:
-        facts = self._view.instance.facts
-        policy, threshold = facts.get("write_policy"), facts.get("write_through_threshold")
+        said = self._view.instance.facts.instance
+        policy, threshold = said.write_policy, said.write_through_threshold
         if policy == "write_through_selective":
             return f" (write policy write_through_selective: a node is copied at its hit {threshold})"
         return f" (write policy {policy})" if policy is not None else ""

@@ -1,0 +1,164 @@
+"""What an instance says of itself, event by event: each is read as a whole, or not at all."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from kvwitness.patches.schema import events as ev
+from kvwitness.tracer.ledger.described import (
+    Attach,
+    Described,
+    Hook,
+    Instance,
+    Process,
+    Ranks,
+    Unreadable,
+    read_as,
+    read_hooks,
+    read_object,
+)
+from kvwitness.tracer.ledger.facts import HookState
+
+_EXPECTED: Final = {
+    ev.FactKind.COVERAGE: "hooks",
+    ev.FactKind.INSTANCE: "an instance's",
+    ev.FactKind.PROCESS: "a process's",
+    ev.FactKind.PROFILE: "a profile's",
+    ev.FactKind.ATTACH: "those of an attaching",
+}
+
+_AT_LEAST_ONE: Final = (
+    "page_size",
+    "device_tokens",
+    "host_tokens",
+    "bytes_per_token",
+    "layers",
+    "write_through_threshold",
+)
+_STRUCTS: Final[dict[int, type[msgspec.Struct]]] = {
+    ev.FactKind.INSTANCE: Instance,
+    ev.FactKind.PROCESS: Process,
+    ev.FactKind.ATTACH: Attach,
+}
+
+
+class Describing:
+    """What was said so far, each fact with the event from which it holds. What comes later adds to it."""
+
+    def __init__(self) -> None:
+        self.now = Described()
+        self.hooks: tuple[HookState, ...] = ()
+        self.instance_at = 0
+        """The event that first said what the instance is; 0: none yet."""
+        self.process_at = 0
+        """The same of its process."""
+        self._instance: dict[str, Any] = {}
+        self._beside: dict[str, dict[str, Any]] = {}
+        """The parts that are shown beside the instance's, by name."""
+
+    # --- questions -----------------------------------------------------------------------------------
+
+    @property
+    def instance(self) -> Instance:
+        """What the instance is, as far as it was said."""
+        return self.now.instance
+
+    @property
+    def page(self) -> int:
+        """Tokens of a page; 1 until it is said."""
+        return max(self.now.instance.page_size or 1, 1)
+
+    @property
+    def alone(self) -> bool:
+        """Full-attention KV is all the state that there is: every byte of a copy is of it."""
+        return len(self.now.instance.pools) <= 1
+
+    @staticmethod
+    def unreadable(event: ev.Facts) -> str | None:
+        """Why nothing of an event can be read, in words; None when all of it can."""
+        try:
+            facts = read_object(event.json)
+            if event.kind == ev.FactKind.COVERAGE:
+                read_hooks(facts)
+            elif event.kind in _STRUCTS:
+                read_as(_STRUCTS[event.kind], facts)
+        except Unreadable as error:
+            return f"the facts in event {event.seq} are not {_EXPECTED.get(event.kind, 'facts')}: {error}"
+        return None
+
+    def taken_back(self, event: ev.Facts) -> tuple[int, str] | None:
+        """The event that said it first, and which fact this one says otherwise; None when none."""
+        since = {ev.FactKind.INSTANCE: self.instance_at, ev.FactKind.PROCESS: self.process_at}.get(event.kind, 0)
+        if not since:
+            return None
+        before = self._instance if event.kind == ev.FactKind.INSTANCE else self._beside["process"]
+        try:
+            said = read_object(event.json)
+        except Unreadable:
+            return None
+        name = next((name for name, value in said.items() if name in before and before[name] != value), None)
+        return None if name is None else (since, name)
+
+    # --- what is said --------------------------------------------------------------------------------
+
+    def take(self, event: ev.Facts) -> None:
+        """Take an event in. Where it cannot be read nothing of it is kept."""
+        try:
+            self._take(event, read_object(event.json))
+        except Unreadable:
+            return
+        if event.kind == ev.FactKind.INSTANCE:
+            self.instance_at = self.instance_at or event.seq
+        elif event.kind == ev.FactKind.PROCESS:
+            self.process_at = self.process_at or event.seq
+
+    def _take(self, event: ev.Facts, facts: dict[str, Any]) -> None:
+        if event.kind == ev.FactKind.COVERAGE:
+            self._cover(event.seq, facts)
+        elif event.kind == ev.FactKind.INSTANCE:
+            said = self._instance | facts
+            self.now = msgspec.structs.replace(self.now, instance=read_as(Instance, said))
+            self._instance = said
+        elif event.kind == ev.FactKind.PROCESS:
+            self.now = msgspec.structs.replace(self.now, process=read_as(Process, facts))
+            self._beside["process"] = facts
+        elif event.kind == ev.FactKind.PROFILE:
+            self._beside["profile"] = facts
+        elif event.kind == ev.FactKind.ATTACH:
+            said = self._beside.get("attach", {}) | facts
+            self.now = msgspec.structs.replace(self.now, attach=read_as(Attach, said))
+            self._beside["attach"] = said
+        self.now = msgspec.structs.replace(self.now, shown=self._instance | self._beside)
+
+    def _cover(self, seq: int, facts: dict[str, Any]) -> None:
+        before = {_standing(hook): hook.since for hook in self.hooks}
+        self.hooks = tuple(
+            HookState(h.name, h.target, h.status, h.links, h.detail, h.family, before.get(_standing(h), seq))
+            for h in read_hooks(facts)
+        )
+
+
+def impossible(instance: Instance) -> str | None:
+    """Which fact no instance can be; None when all can."""
+    for name in _AT_LEAST_ONE:
+        value = getattr(instance, name)
+        if value is not None and value < 1:
+            return f"{name} {value}"
+    ranks = instance.ranks or Ranks()
+    for name in ("tp", "pp", "dp", "attn_tp"):
+        size, rank = getattr(ranks, f"{name}_size"), getattr(ranks, f"{name}_rank")
+        if (size is not None and size < 1) or (rank is not None and not 0 <= rank < (size or rank + 1)):
+            return f"{name}_rank {rank} of {size}"
+    if len({pool.pool for pool in instance.pools}) != len(instance.pools):
+        return "two pools with one number"
+    page, host = instance.page_size, instance.host_tokens
+    if page is not None and host is not None and host % page:
+        return f"host_tokens {host} with pages of {page}"
+    return None
+
+
+def _standing(hook: Hook) -> tuple[str, str, str, str]:
+    """What has to stay the same for a hook to have gone on as it was."""
+    return hook.name, hook.target, hook.family, hook.status
