@@ -170,7 +170,7 @@ BENT: dict[str, tuple[type[ev.Event], Change, Link]] = {
         Link.LEFT_L1,
     ),
     "the match promised nothing": (ev.Matched, lambda e: dataclasses.replace(e, host=0), Link.RESIDENT_L2),
-    "the prefill computed everything": (ev.Prefill, lambda e: dataclasses.replace(e, start=0), Link.USED),
+    "the prefill computed everything": (ev.Prefill, lambda e: dataclasses.replace(e, start=0), Link.RECORD_COMPLETE),
     "another batch's result": (ev.PrefillDone, lambda e: dataclasses.replace(e, batch=e.batch + 500), Link.USED),
     "acknowledged for another node": (
         ev.BackupAcked,
@@ -399,7 +399,7 @@ def test_a_reported_host_hit_whose_load_was_declined_is_refuted() -> None:
         elif isinstance(e, ev.Prefill) and e.req == c:
             e = dataclasses.replace(e, start=0)
         elif isinstance(e, ev.Admission) and e.req == c:
-            e = dataclasses.replace(e, prefix=0)
+            e = dataclasses.replace(e, prefix=0, host_loaded=0)
         events.append(e)
     verdict = about(judged(renumbered(events)), C)
     assert verdict.grade is Grade.REFUTED

@@ -290,7 +290,7 @@ def test_a_prefetch_that_was_asked_for_before_the_request_came_is_not_its_own() 
         return [*events[:queued], early, *events[queued:asked_at], *events[asked_at + 1 :]]
 
     verdict = read_from_storage(bend=too_early)
-    assert verdict.grade is not Grade.CONFIRMED and "asked for before its request was queued" in verdict.sentence
+    assert verdict.grade is not Grade.CONFIRMED and "not seen to be asked for" in verdict.sentence
 
 
 def test_a_prefetch_over_a_reset_confirms_nothing() -> None:

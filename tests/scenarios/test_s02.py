@@ -64,7 +64,7 @@ def in_part(server: EvictingServer, begun: int) -> list[ev.Event]:
         elif isinstance(e, ev.LoadBackDecided):
             e = dataclasses.replace(e, loaded=48)
         elif isinstance(e, ev.Admission):
-            e = dataclasses.replace(e, prefix=48)
+            e = dataclasses.replace(e, prefix=48, host_loaded=48)
         elif isinstance(e, ev.Prefill):
             e = dataclasses.replace(e, start=48)
         elif isinstance(e, ev.Released):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from journal_tools import journal_of
 
+from kvwitness.patches.schema import events as ev
 from kvwitness.tracer.judgement import judge
 from kvwitness.tracer.model import Grade, ServerReport
 
@@ -17,6 +20,9 @@ def test_tokens_are_attributed_once_and_to_the_last_admission() -> None:
     server.send("a", A)
     asked = (*A, *prompt(2, 33))
     server.send("r", asked)
+    given_back = server.events[-1]
+    assert isinstance(given_back, ev.Released)
+    server.events[-1] = dataclasses.replace(given_back, state=ev.ReleaseState.RETRACTED)
     server.serve([("r", asked)], retracted=True)
     cached = 2 * len(asked) + 31
     judged = judge([journal_of(server.events)], {"r": ServerReport("response", cached=cached, device=cached)})

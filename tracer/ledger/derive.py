@@ -98,7 +98,7 @@ class Ledger:
             epochs=tuple(s.epochs),
             gaps=(
                 *((gap.first, gap.last, gap.cause) for gap in journal.gaps),
-                *((one.first, one.last, one.text) for one in contradictions),
+                *((one.first, one.last, one.text) for one in contradictions if not one.content),
             ),
             contradictions=contradictions,
             weights=tuple(s.weights),

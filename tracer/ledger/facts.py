@@ -468,6 +468,8 @@ class Contradiction(msgspec.Struct, frozen=True):
     first: int
     last: int
     text: str
+    content: bool = False
+    """It is about digests of pages: only their comparison rests on it."""
 
 
 class WeightsChange(msgspec.Struct, frozen=True):

@@ -77,10 +77,6 @@ class State:
         self.attached = Unseen()
         self.found: list[ft.Found] = []
 
-    def contradicted(self, rule: str, first: int, last: int, text: str) -> None:
-        """A guard does not hold: between these events the record contradicts itself."""
-        self.contradictions.append(ft.Contradiction(rule, first, last, text))
-
     # --- who an event is about -----------------------------------------------------------------------
 
     def request(self, number: int) -> OpenRequest | None:

@@ -305,7 +305,7 @@ def _a_pass_waited(s: State, e: ev.LoadWaited, m: ft.Moment) -> None:
 # --- content -----------------------------------------------------------------------------------------
 
 
-@COPIES.guard(ev.BackupDigested, "is of a page of the copy")
+@COPIES.guard(ev.BackupDigested, "is of a page of the copy", content=True)
 def _digested_page_out(s: State, e: ev.BackupDigested) -> str | None:
     """The page is one of those that the transfer copies, and every layer has a digest."""
     layers = s.told.instance.layers
@@ -322,7 +322,7 @@ def _bytes_that_went_out(s: State, e: ev.BackupDigested, m: ft.Moment) -> None:
     s.pages.backed_up(e, m)
 
 
-@COPIES.guard(ev.LoadDigested, "is of a page of the copy")
+@COPIES.guard(ev.LoadDigested, "is of a page of the copy", content=True)
 def _digested_page_back(s: State, e: ev.LoadDigested) -> str | None:
     """The page is one of those that the transfer copied, and every layer has a digest."""
     layers = s.told.instance.layers

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from kvwitness.patches.schema.events import Event
-from kvwitness.tracer.ledger.facts import Moment
+from kvwitness.tracer.ledger.facts import Contradiction, Moment
 from kvwitness.tracer.ledger.state import FOREVER, State
 
 E = TypeVar("E", bound=Event)
@@ -48,6 +48,8 @@ class Rule:
     guard: bool
     reads: frozenset[str]
     """The fields of the event that it reads."""
+    content: bool = False
+    """A guard of what the digests of pages rest on, and no other claim."""
 
 
 class Rules:
@@ -56,14 +58,17 @@ class Rules:
     def __init__(self, rules: Iterable[Rule] = ()) -> None:
         self.all: list[Rule] = list(rules)
 
-    def guard(self, kind: type[E], name: str, also: str = "") -> Callable[[Check[E]], Check[E]]:
+    def guard(
+        self, kind: type[E], name: str, also: str = "", *, content: bool = False
+    ) -> Callable[[Check[E]], Check[E]]:
         """Declare what must hold before events of a type. The docstring is the rule; ``name`` is unique.
 
-        ``also``: fields that it reads beside those that its own source names.
+        ``also``: fields that it reads beside those that its own source names. ``content``: nothing but the comparison
+        of pages rests on it.
         """
 
         def declare(check: Check[E]) -> Check[E]:
-            self._add(kind, name, check, True, also)
+            self._add(kind, name, check, True, also, content)
             return check
 
         return declare
@@ -82,7 +87,9 @@ class Rules:
         for name in names:
             self._add(kind, f"{name} is possible", _possible(kind, name, low, high), True, name)
 
-    def _add(self, kind: type[Event], name: str, run: Callable[..., Any], guard: bool, also: str) -> None:
+    def _add(
+        self, kind: type[Event], name: str, run: Callable[..., Any], guard: bool, also: str, content: bool = False
+    ) -> None:
         full = f"{kind.__name__}: {name}"
         if any(rule.name == full for rule in self.all):
             raise ValueError(f"two rules are called {full!r}")
@@ -91,7 +98,7 @@ class Rules:
             raise ValueError(f"{full} does not say what it demands")
         names = frozenset(field.name for field in fields(kind)[2:])
         found = names & (fields_read(run, 1) | frozenset(also.split()))
-        self.all.append(Rule(kind, full, " ".join(says.split()), run, guard, found))
+        self.all.append(Rule(kind, full, " ".join(says.split()), run, guard, found, content))
 
     def joined(self, *others: Rules) -> Rules:
         """All of these rules."""
@@ -124,7 +131,7 @@ def _compiled(rules: Sequence[Rule]) -> Callable[[State, Any, Moment], None]:
         names[f"run{number}"], names[f"name{number}"] = rule.run, rule.name
         if rule.guard:
             lines.append(f"broken = run{number}(state, event)")
-            lines.append(f"if broken is not None: contradicted(state, event, name{number}, broken)")
+            lines.append(f"if broken is not None: contradicted(state, event, name{number}, broken, {rule.content})")
         else:
             lines.append(f"run{number}(state, event, moment)")
     exec("def step(state, event, moment):\n" + textwrap.indent("\n".join(lines), "    "), names)
@@ -132,11 +139,12 @@ def _compiled(rules: Sequence[Rule]) -> Callable[[State, Any, Moment], None]:
     return step
 
 
-def _contradicted(state: State, event: Event, rule: str, broken: Broken | str) -> None:
+def _contradicted(state: State, event: Event, rule: str, broken: Broken | str, content: bool) -> None:
     if isinstance(broken, str):
         broken = Broken(broken)
     since = state.before if broken.since is None else broken.since
-    state.contradicted(rule, since, event.seq if broken.until is None else broken.until, broken.text)
+    until = event.seq if broken.until is None else broken.until
+    state.contradictions.append(Contradiction(rule, since, until, broken.text, content))
 
 
 def _possible(kind: type[Event], name: str, low: int, high: int | None) -> Check[Any]:
