@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from gdb_tools import needs_gdb, no_gdb, saying_gdb
 from standby.served import Served, served
 
 from cli.conftest import Command
@@ -23,7 +24,6 @@ from kvwitness.collectors.live import inject as inject_module
 from kvwitness.collectors.live import preflight
 from kvwitness.patches.schema import control
 
-needs_gdb = pytest.mark.skipif(shutil.which("gdb") is None, reason="gdb is not installed")
 KVWITNESS = [sys.executable, "-c", "from kvwitness.tracer.cli import main; main()"]
 _SEIZE = 0x4206
 _ALL_KINDS = 0x40000000
@@ -53,10 +53,37 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_gdb(kvwitness: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight.shutil, "which", lambda name: None)
+    monkeypatch.setattr(preflight, "find_gdb", no_gdb)
     with served() as server:
         line = refused(kvwitness, server)
-        assert "gdb is not installed" in line and "apt-get install gdb" in line and "--standby" in line
+        assert "gdb is not installed" in line and "pip install 'kvwitness[live]'" in line and "--standby" in line
+        as_before(server)
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "enters"),
+    [
+        ("GNU gdb (Debian 13.1-3) 13.1", "fpu avx512f amx_tile amx_int8", False),
+        ("GNU gdb (Debian 13.1-3) 13.1", "fpu avx512f", True),
+        ("GNU gdb (GDB) 14.1", "fpu avx512f amx_tile amx_int8", True),
+    ],
+)
+def test_a_gdb_that_is_too_old_for_the_processor(
+    kvwitness: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, flags: str, enters: bool
+) -> None:
+    """Seen before anything is asked, and without letting a scheduler stand still."""
+    gdb = saying_gdb(tmp_path / "old", version=version, then=f"touch {tmp_path}/entered; exit 1")
+    monkeypatch.setenv("KVWITNESS_GDB", str(gdb))
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t\t:\n")
+    monkeypatch.setattr(preflight, "_CPUINFO", tmp_path / "cpuinfo")
+    with served() as server:
+        line = refused(kvwitness, server)
+        assert (tmp_path / "entered").exists() is enters
+        if not enters:
+            assert f"gdb 13.1 ({gdb}) cannot go into processes on a processor with AMX" in line
+            assert "gdb 14 and newer can" in line and "pip install 'kvwitness[live]' brings a newer one" in line
+            shown = kvwitness("attach", "--url", server.url, "--live")
+            assert shown.exit_code == 2 and len(shown.stderr.splitlines()) == 1 and "gdb 13.1" in shown.stderr
         as_before(server)
 
 
@@ -116,12 +143,9 @@ def test_yama(kvwitness: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         assert says in (line := refused(kvwitness, server)) and "serve --standby" in line
 
 
-@needs_gdb
 def test_ptrace_is_forbidden_to_gdb_alone(kvwitness: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A seccomp profile shows only when gdb tries."""
-    (tmp_path / "gdb").write_text("#!/bin/sh\necho 'ptrace: Operation not permitted.'\nexit 1\n")
-    (tmp_path / "gdb").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("KVWITNESS_GDB", str(saying_gdb(tmp_path / "other", "ptrace: Operation not permitted.")))
     with served() as server:
         line = refused(kvwitness, server)
         assert "ptrace is not permitted" in line and "--cap-add SYS_PTRACE" in line
