@@ -52,6 +52,12 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture
+def a_gdb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """For what is seen before any gdb is run: whether this machine has one makes no difference."""
+    monkeypatch.setenv("KVWITNESS_GDB", str(saying_gdb(tmp_path / "any")))
+
+
 def test_without_gdb(kvwitness: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "find_gdb", no_gdb)
     with served() as server:
@@ -107,6 +113,7 @@ def test_another_debugger(kvwitness: Command) -> None:
         assert "another debugger is attached to it" in line and str(os.getpid()) in line
 
 
+@pytest.mark.usefixtures("a_gdb")
 def test_one_rank_is_stopped(kvwitness: Command) -> None:
     with served("--ranks", "2") as server:
         os.kill(server.schedulers[1], signal.SIGSTOP)
@@ -153,6 +160,7 @@ def test_ptrace_is_forbidden_to_gdb_alone(kvwitness: Command, monkeypatch: pytes
     assert not list(tmp_path.glob("kvwitness-data/*/control/*"))
 
 
+@pytest.mark.usefixtures("a_gdb")
 def test_a_port_that_is_not_open_yet(kvwitness: Command) -> None:
     """Schedulers load the model: they are not stopped for it."""
     with served("--not-listening") as server:
@@ -169,6 +177,7 @@ def test_a_scheduler_that_is_still_being_constructed(kvwitness: Command) -> None
         assert server.states()[0]["originals"]
 
 
+@pytest.mark.usefixtures("a_gdb")
 def test_a_server_that_says_it_has_no_hicache(kvwitness: Command) -> None:
     with served("--no-hicache") as server:
         assert "without HiCache" in (line := refused(kvwitness, server)) and "--enable-hierarchical-cache" in line
@@ -238,6 +247,7 @@ def test_not_python_not_sglang_not_there(kvwitness: Command) -> None:
     assert result.exit_code == 2 and "there is no such process" in result.stderr
 
 
+@pytest.mark.usefixtures("a_gdb")
 def test_it_asks_and_shows_first(kvwitness: Command) -> None:
     with served("--ranks", "2") as server:
         result = kvwitness("attach", "--url", server.url, "--live")
@@ -247,6 +257,7 @@ def test_it_asks_and_shows_first(kvwitness: Command) -> None:
         as_before(server)
 
 
+@pytest.mark.usefixtures("a_gdb")
 def test_a_folder_that_others_can_write_to(kvwitness: Command, tmp_path: Path) -> None:
     """Whoever can write there could tell the process what to load."""
     (tmp_path / control.FOLDER).mkdir()
