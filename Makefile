@@ -64,11 +64,10 @@ browser:
 	  { echo "Installing chromium (half a minute)"; apt-get install --yes --quiet chromium >/dev/null; } || \
 	  { echo "No Chromium: name one in KVWITNESS_CHROMIUM" >&2; exit 1; }
 
-# gdb for attaching to Python 3.11 to 3.13: one on PATH, else Debian's package.
-gdb:
-	@command -v gdb >/dev/null || \
-	  { echo "Installing gdb (some seconds)"; apt-get install --yes --quiet gdb >/dev/null; } || \
-	  { echo "No gdb: its tests are skipped" >&2; exit 1; }
+# gdb for attaching to Python 3.11 to 3.13, which is part of the environment: says which one is taken.
+gdb: venv
+	@$(BIN)/python -c 'from kvwitness.collectors.live.preflight import look_for_gdb; found = look_for_gdb(); \
+	  print(found.gdb if not found.problem else f"Tests of gdb are skipped: {found.problem}; {found.what_to_do}")'
 
 bench: venv stand
 	$(BIN)/python tests/bench/bench.py $(BENCH_ARGS)

@@ -11,8 +11,6 @@ still for 17 s, without them for 0.2 s.
 
 from __future__ import annotations
 
-import os
-import re
 import subprocess
 import tempfile
 import threading
@@ -21,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from kvwitness.collectors.live.debugger import KNOWS_AMX, Gdb
 from kvwitness.collectors.live.interpreter import MAP, PENDING, RUN, UNMAP, Interpreter
 
 ADDRESS_DIGITS: Final = 16
@@ -39,14 +38,6 @@ _READ_WRITE: Final = 3
 _PRIVATE_ANONYMOUS: Final = 0x22
 
 
-GDB_VARIABLE: Final = "KVWITNESS_GDB"
-
-
-def gdb_command() -> str:
-    """The gdb to use: what ``KVWITNESS_GDB`` names, else the one on PATH."""
-    return os.environ.get(GDB_VARIABLE) or "gdb"
-
-
 class NotInjected(Exception):
     """The process goes on as it was; the message says why, in a few words. ``denied``: ptrace is not permitted."""
 
@@ -63,8 +54,8 @@ class Stop:
     tool: str
 
 
-def run_in(pid: int, interpreter: Interpreter, text: str, address_at: int) -> Stop:
-    """Have process ``pid`` run the Python source ``text`` on its main thread, soon.
+def run_in(pid: int, interpreter: Interpreter, gdb: Gdb, text: str, address_at: int) -> Stop:
+    """Have ``gdb`` make process ``pid`` run the Python source ``text`` on its main thread, soon.
 
     At ``address_at`` the text has :data:`ADDRESS_DIGITS` zeros, which become the hexadecimal address of the memory
     that it lies in; its size is :func:`size_of`. Raises :class:`NotInjected`.
@@ -72,7 +63,7 @@ def run_in(pid: int, interpreter: Interpreter, text: str, address_at: int) -> St
     with tempfile.TemporaryDirectory(prefix="kvwitness-gdb-") as folder:
         Path(folder, "text").write_bytes(text.encode() + b"\0")
         Path(folder, "script").write_text(_script(pid, interpreter, size_of(text), address_at))
-        return _run(folder)
+        return _run(gdb, folder)
 
 
 def size_of(text: str) -> int:
@@ -118,9 +109,9 @@ echo {_MARK} let go\\n
 """
 
 
-def _run(folder: str) -> Stop:
+def _run(gdb: Gdb, folder: str) -> Stop:
     command = [
-        gdb_command(),
+        *gdb.command,
         "-nx",
         "-q",
         "-batch",
@@ -134,32 +125,33 @@ def _run(folder: str) -> Stop:
     with subprocess.Popen(
         command,
         cwd=folder,
+        env=gdb.environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
         start_new_session=True,
-    ) as gdb:
-        late = threading.Timer(_TIMEOUT_S, _end, (gdb,))
+    ) as running:
+        late = threading.Timer(_TIMEOUT_S, _end, (running,))
         late.start()
         try:
-            assert gdb.stdout is not None
-            for line in gdb.stdout:
+            assert running.stdout is not None
+            for line in running.stdout:
                 if line.startswith(_MARK):
                     marks[line.removeprefix(_MARK).strip()] = time.monotonic()
                 elif line.strip():
                     said.append(line.strip())
         finally:
             late.cancel()
-        gdb.wait()
+        running.wait()
         ended = time.monotonic()
     failed = next((mark.removeprefix("failed ") for mark in marks if mark.startswith("failed ")), None)
     if failed is not None:
         raise NotInjected(failed)
     if "queued" not in marks:
-        raise _not_injected(said)
-    return Stop(marks.get("let go", ended) - marks["stop"], _version())
+        raise _not_injected(gdb, said)
+    return Stop(marks.get("let go", ended) - marks["stop"], gdb.name)
 
 
 def _end(gdb: subprocess.Popen[str]) -> None:
@@ -171,7 +163,7 @@ def _end(gdb: subprocess.Popen[str]) -> None:
         gdb.kill()
 
 
-def _not_injected(said: list[str]) -> NotInjected:
+def _not_injected(gdb: Gdb, said: list[str]) -> NotInjected:
     text = "\n".join(said)
     if "already traced" in text:
         return NotInjected("another debugger is attached to it")
@@ -180,14 +172,9 @@ def _not_injected(said: list[str]) -> NotInjected:
     if "Operation not permitted" in text:
         return NotInjected("ptrace is not permitted", denied=True)
     if "extended state" in text:
-        # Seen of gdb 13.1 on a processor with AMX, whose registers are more than it knows; not of cuda-gdb 13.0 there.
-        return NotInjected(f"this gdb is too old for the processor; name a newer one in {GDB_VARIABLE} (cuda-gdb)")
+        # Seen of gdb 13.1 on a processor with AMX, where nothing told beforehand that it has more registers.
+        what = f"{gdb.name} is too old for the processor, and gdb {KNOWS_AMX} the oldest for one with AMX"
+        return NotInjected(f"{what}: {gdb.newer}")
     # That it let go is always the last thing that it says.
     why = [line for line in said if not line.startswith("[Inferior")]
     return NotInjected(f"gdb says: {why[-1] if why else 'nothing'}")
-
-
-def _version() -> str:
-    said = subprocess.run([gdb_command(), "-nx", "--version"], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"^.*?(cuda-gdb|GNU gdb).*?(\d+(?:\.\d+)+)\s*$", said, re.MULTILINE)
-    return f"{found[1].removeprefix('GNU ')} {found[2]}" if found else "gdb"

@@ -53,11 +53,11 @@ def inject(pid: int, way: LiveWay, directory: Path, quota_bytes: int) -> Injecti
     does nothing about it any more.
     """
     with _request(pid, directory, quota_bytes) as request:
-        if way.tool == REMOTE_EXEC:
+        if way.gdb is None:
             stop = _remote_exec(pid, way, request)
         else:
             text, address_at = _text(request)
-            stop = run_in(pid, way.interpreter, text, address_at)
+            stop = run_in(pid, way.interpreter, way.gdb, text, address_at)
         report = _wait(pid, request)
     return Injection(report, stop.tool, round(stop.seconds * 1e6))
 

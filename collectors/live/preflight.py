@@ -7,7 +7,6 @@ whether this user may attach: the same checks (user, capabilities, Yama, dumpabl
 from __future__ import annotations
 
 import os
-import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -15,7 +14,7 @@ from typing import Final
 import msgspec
 import psutil
 
-from kvwitness.collectors.live.gdb import gdb_command
+from kvwitness.collectors.live.debugger import KNOWS_AMX, Gdb, NoGdb, find_gdb
 from kvwitness.collectors.live.interpreter import Interpreter, NoInterpreter, interpreter_of
 from kvwitness.collectors.target import NoTarget, Target, TargetProcess
 
@@ -27,6 +26,8 @@ OWN_WAY: Final = (3, 14)
 
 _YAMA: Final = Path("/proc/sys/kernel/yama/ptrace_scope")
 _CAP_SYS_PTRACE: Final = 19
+_CPUINFO: Final = Path("/proc/cpuinfo")
+_AMX: Final = "amx_tile"
 _STANDBY: Final = "start it with `kvwitness serve --standby` next time"
 _OUTSIDE: Final = "what the server itself reports is left: kvwitness run abc --url URL"
 _REACHED_AT: Final = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
@@ -34,11 +35,25 @@ _REACHED_AT: Final = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 _NAMESPACES: Final = {"pid": "PID namespace", "mnt": "mount namespace"}
 
 
-class LiveWay(msgspec.Struct, frozen=True):
-    """How a process can be gone into: the tool, and the Python that is in the process."""
+class GdbFound(msgspec.Struct, frozen=True):
+    """The gdb that would go into processes of this machine, or why none would."""
 
-    tool: str
+    gdb: str
+    """Its version and path; "" where there is none."""
+    problem: str = ""
+    what_to_do: str = ""
+
+
+class LiveWay(msgspec.Struct, frozen=True):
+    """How a process can be gone into: the Python that is in it, and the gdb, where it takes one."""
+
     interpreter: Interpreter
+    gdb: Gdb | None
+    """None: the Python has a way in of its own."""
+
+    @property
+    def tool(self) -> str:
+        return GDB if self.gdb is not None else REMOTE_EXEC
 
 
 def check_live(process: TargetProcess) -> LiveWay:
@@ -61,7 +76,7 @@ def check_live(process: TargetProcess) -> LiveWay:
             where,
             f"{_STANDBY}; until then {_OUTSIDE}",
         )
-    return LiveWay(tool_for(interpreter, where), interpreter)
+    return LiveWay(interpreter, gdb_for(interpreter, where))
 
 
 def check_has_started(target: Target) -> str:
@@ -78,17 +93,52 @@ def check_has_started(target: Target) -> str:
     raise NoTarget("it is still starting: its port is not open", target.where, "try again when it answers requests")
 
 
-def tool_for(interpreter: Interpreter, where: str) -> str:
-    """What goes into this Python. Raises :class:`NoTarget` when it is not installed."""
+def takes_gdb(version: str) -> bool:
+    """Whether a Python of this version, as ``3.12.1``, is gone into by gdb."""
+    return tuple(map(int, version.split(".")[:2])) < OWN_WAY
+
+
+def gdb_for(interpreter: Interpreter, where: str) -> Gdb | None:
+    """The gdb that goes into this Python, None where it takes none. Raises :class:`NoTarget` when there is none."""
     if interpreter.version[:2] >= OWN_WAY:
-        return REMOTE_EXEC
-    if shutil.which(gdb_command()) is None:
-        raise NoTarget(
-            f"gdb is not installed, and Python {interpreter.shown_version} has no other way in",
-            where,
-            f"install it (Debian, Ubuntu: apt-get install gdb), or {_STANDBY}",
-        )
-    return GDB
+        return None
+    try:
+        gdb = find_gdb()
+    except NoGdb as error:
+        what = f"{error.what}, and Python {interpreter.shown_version} has no other way in"
+        raise NoTarget(what, where, f"{error.what_to_do}, or {_STANDBY}") from error
+    too_old = why_too_old(gdb)
+    if too_old:
+        raise NoTarget(too_old, where, f"{gdb.newer}, or {_STANDBY}")
+    return gdb
+
+
+def look_for_gdb() -> GdbFound:
+    """What :func:`gdb_for` would find, before there is a process to go into."""
+    try:
+        gdb = find_gdb()
+    except NoGdb as error:
+        return GdbFound("", error.what, error.what_to_do)
+    too_old = why_too_old(gdb)
+    return GdbFound(gdb.shown, too_old, gdb.newer if too_old else "")
+
+
+def why_too_old(gdb: Gdb) -> str:
+    """Why ``gdb`` cannot go into any process of this machine, "" where it can: no scheduler stands still for that."""
+    if gdb.knows_amx or _AMX not in _processor_flags():
+        return ""
+    return (
+        f"{gdb.shown} cannot go into processes on a processor with AMX, as this one is; gdb {KNOWS_AMX} and newer can"
+    )
+
+
+def _processor_flags() -> set[str]:
+    with suppress(OSError), _CPUINFO.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            name, _, value = line.partition(":")
+            if name.strip() == "flags":
+                return set(value.split())
+    return set()
 
 
 def _check_namespaces(pid: int, where: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from gdb_tools import needs_gdb, no_gdb, saying_gdb
 from standby.served import Served, served
 
 from cli.conftest import Command
@@ -23,7 +24,6 @@ from kvwitness.collectors.live import inject as inject_module
 from kvwitness.collectors.live import preflight
 from kvwitness.patches.schema import control
 
-needs_gdb = pytest.mark.skipif(shutil.which("gdb") is None, reason="gdb is not installed")
 KVWITNESS = [sys.executable, "-c", "from kvwitness.tracer.cli import main; main()"]
 _SEIZE = 0x4206
 _ALL_KINDS = 0x40000000
@@ -52,11 +52,44 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture
+def a_gdb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """For what is seen before any gdb is run: whether this machine has one makes no difference."""
+    monkeypatch.setenv("KVWITNESS_GDB", str(saying_gdb(tmp_path / "any")))
+
+
 def test_without_gdb(kvwitness: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight.shutil, "which", lambda name: None)
+    monkeypatch.setattr(preflight, "find_gdb", no_gdb)
     with served() as server:
         line = refused(kvwitness, server)
-        assert "gdb is not installed" in line and "apt-get install gdb" in line and "--standby" in line
+        assert "gdb is not installed" in line and "pip install 'kvwitness[live]'" in line and "--standby" in line
+        as_before(server)
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "enters"),
+    [
+        ("GNU gdb (Debian 13.1-3) 13.1", "fpu avx512f amx_tile amx_int8", False),
+        ("GNU gdb (Debian 13.1-3) 13.1", "fpu avx512f", True),
+        ("GNU gdb (GDB) 14.1", "fpu avx512f amx_tile amx_int8", True),
+    ],
+)
+def test_a_gdb_that_is_too_old_for_the_processor(
+    kvwitness: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, flags: str, enters: bool
+) -> None:
+    """Seen before anything is asked, and without letting a scheduler stand still."""
+    gdb = saying_gdb(tmp_path / "old", version=version, then=f"touch {tmp_path}/entered; exit 1")
+    monkeypatch.setenv("KVWITNESS_GDB", str(gdb))
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t\t:\n")
+    monkeypatch.setattr(preflight, "_CPUINFO", tmp_path / "cpuinfo")
+    with served() as server:
+        line = refused(kvwitness, server)
+        assert (tmp_path / "entered").exists() is enters
+        if not enters:
+            assert f"gdb 13.1 ({gdb}) cannot go into processes on a processor with AMX" in line
+            assert "gdb 14 and newer can" in line and "pip install 'kvwitness[live]' brings a newer one" in line
+            shown = kvwitness("attach", "--url", server.url, "--live")
+            assert shown.exit_code == 2 and len(shown.stderr.splitlines()) == 1 and "gdb 13.1" in shown.stderr
         as_before(server)
 
 
@@ -80,6 +113,7 @@ def test_another_debugger(kvwitness: Command) -> None:
         assert "another debugger is attached to it" in line and str(os.getpid()) in line
 
 
+@pytest.mark.usefixtures("a_gdb")
 def test_one_rank_is_stopped(kvwitness: Command) -> None:
     with served("--ranks", "2") as server:
         os.kill(server.schedulers[1], signal.SIGSTOP)
@@ -116,12 +150,9 @@ def test_yama(kvwitness: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         assert says in (line := refused(kvwitness, server)) and "serve --standby" in line
 
 
-@needs_gdb
 def test_ptrace_is_forbidden_to_gdb_alone(kvwitness: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A seccomp profile shows only when gdb tries."""
-    (tmp_path / "gdb").write_text("#!/bin/sh\necho 'ptrace: Operation not permitted.'\nexit 1\n")
-    (tmp_path / "gdb").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("KVWITNESS_GDB", str(saying_gdb(tmp_path / "other", "ptrace: Operation not permitted.")))
     with served() as server:
         line = refused(kvwitness, server)
         assert "ptrace is not permitted" in line and "--cap-add SYS_PTRACE" in line
@@ -129,6 +160,7 @@ def test_ptrace_is_forbidden_to_gdb_alone(kvwitness: Command, monkeypatch: pytes
     assert not list(tmp_path.glob("kvwitness-data/*/control/*"))
 
 
+@pytest.mark.usefixtures("a_gdb")
 def test_a_port_that_is_not_open_yet(kvwitness: Command) -> None:
     """Schedulers load the model: they are not stopped for it."""
     with served("--not-listening") as server:
@@ -145,6 +177,7 @@ def test_a_scheduler_that_is_still_being_constructed(kvwitness: Command) -> None
         assert server.states()[0]["originals"]
 
 
+@pytest.mark.usefixtures("a_gdb")
 def test_a_server_that_says_it_has_no_hicache(kvwitness: Command) -> None:
     with served("--no-hicache") as server:
         assert "without HiCache" in (line := refused(kvwitness, server)) and "--enable-hierarchical-cache" in line
@@ -214,6 +247,7 @@ def test_not_python_not_sglang_not_there(kvwitness: Command) -> None:
     assert result.exit_code == 2 and "there is no such process" in result.stderr
 
 
+@pytest.mark.usefixtures("a_gdb")
 def test_it_asks_and_shows_first(kvwitness: Command) -> None:
     with served("--ranks", "2") as server:
         result = kvwitness("attach", "--url", server.url, "--live")
@@ -223,6 +257,7 @@ def test_it_asks_and_shows_first(kvwitness: Command) -> None:
         as_before(server)
 
 
+@pytest.mark.usefixtures("a_gdb")
 def test_a_folder_that_others_can_write_to(kvwitness: Command, tmp_path: Path) -> None:
     """Whoever can write there could tell the process what to load."""
     (tmp_path / control.FOLDER).mkdir()

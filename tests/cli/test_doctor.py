@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from contracts.packages import VERSION, make_folder, make_wheel, modules_like
+from gdb_tools import saying_gdb
 
 from cli.conftest import Command
+from kvwitness.collectors.live import preflight
 from kvwitness.patches.hooks import all_hooks
 from kvwitness.tracer.contracts.facts import read_facts
 from kvwitness.tracer.stand.paths import stand_path
@@ -95,6 +97,21 @@ def test_whether_the_plugin_is_visible(
     facts = json.loads(kvwitness("doctor", "--python", python, "--json").stdout)["python"]
     assert facts["announced"] and facts["importable"]
     assert "kvwitness plugin: installed" in kvwitness("doctor", "--python", python).output
+
+
+def test_what_would_go_into_a_server_of_this_python(
+    kvwitness: Command, python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = saying_gdb(tmp_path / "old", version="GNU gdb (Debian 13.1-3) 13.1")
+    monkeypatch.setenv("KVWITNESS_GDB", str(old))
+    monkeypatch.setattr(preflight, "_CPUINFO", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text("flags : fpu\n")
+    assert f"attach --live: by gdb 13.1 ({old})" in kvwitness("doctor", "--python", python).output
+    (tmp_path / "cpuinfo").write_text("flags : fpu amx_tile\n")
+    result = kvwitness("doctor", "--python", python)
+    assert result.exit_code == 0 and "gdb 14 and newer can: pip install 'kvwitness[live]'" in result.output
+    gdb = json.loads(kvwitness("doctor", "--python", python, "--json").stdout)["gdb"]
+    assert gdb["gdb"] == f"gdb 13.1 ({old})" and "AMX" in gdb["problem"]
 
 
 def test_where_the_journals_would_go(

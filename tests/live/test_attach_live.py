@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,12 +12,11 @@ from typing import Any
 import psutil
 import pytest
 from attach_fixtures import kvwitness, last_of, load, probed, prompt, scheduler_journals, slowest, untouched
+from gdb_tools import needs_gdb, way_into
 from stand_fixtures import generate
 
 from kvwitness.collectors.journal import find_journals
 from kvwitness.collectors.live.inject import inject
-from kvwitness.collectors.live.interpreter import interpreter_of
-from kvwitness.collectors.live.preflight import GDB, LiveWay
 from kvwitness.collectors.standby import ask
 from kvwitness.patches.schema.control import ATTACH, DETACH, FOLDER
 from kvwitness.patches.schema.events import HookFailed, SnapshotEnd
@@ -30,7 +28,7 @@ from kvwitness.tracer.stand.server import StandServer
 pytestmark = [
     pytest.mark.stand,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(shutil.which("gdb") is None, reason="gdb is not installed (make gdb)"),
+    needs_gdb,
 ]
 
 SLOW = pytest.mark.slow
@@ -89,7 +87,7 @@ def test_twenty_rounds_leave_nothing_resident(release: str, tmp_path: Path) -> N
     with without_kvwitness(release, tmp_path) as server, load(server.url) as seen:
         (pid,) = server.scheduler_pids()
         process = psutil.Process(pid)
-        way = LiveWay(GDB, interpreter_of(pid))
+        way = way_into(pid)
         sizes: list[tuple[int, int, int]] = []
         stops: list[float] = []
         before = process.num_threads()

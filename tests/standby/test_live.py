@@ -15,13 +15,14 @@ from typing import Any
 
 import psutil
 import pytest
+from gdb_tools import needs_gdb, way_into
 
 from kvwitness.collectors.journal import find_journals, read_journal
 from kvwitness.collectors.live import inject as inject_module
 from kvwitness.collectors.live.gdb import NotInjected
 from kvwitness.collectors.live.inject import inject
 from kvwitness.collectors.live.interpreter import PENDING, RUN, Interpreter, NoInterpreter, interpreter_of
-from kvwitness.collectors.live.preflight import GDB, REMOTE_EXEC, LiveWay
+from kvwitness.collectors.live.preflight import GDB, LiveWay
 from kvwitness.collectors.standby import ask
 from kvwitness.patches.schema import control
 from kvwitness.patches.standby import live
@@ -30,7 +31,6 @@ from standby.fakes import HiRadixCache, Scheduler, sglang
 from standby.served import served
 from standby.test_standby import LOOP, MATCH, Loop
 
-needs_gdb = pytest.mark.skipif(shutil.which("gdb") is None, reason="gdb is not installed")
 QUOTA = 4 << 20
 
 
@@ -168,8 +168,7 @@ def test_rounds_of_attach_and_detach_leave_nothing(
         process = psutil.Process(pid)
         (before,) = server.states()
         assert before["kvwitness"] is None
-        interpreter = interpreter_of(pid)
-        way = LiveWay(GDB if interpreter.version < (3, 14) else REMOTE_EXEC, interpreter)
+        way = way_into(pid)
         sizes = []
         for number in range(4):
             if number == 3:
@@ -200,7 +199,7 @@ def test_a_main_thread_that_runs_no_python_is_given_up(tmp_path: Path, monkeypat
     with served("--asleep") as server:
         (pid,) = server.schedulers
         with pytest.raises(NotInjected, match="ran no Python"):
-            inject(pid, LiveWay(GDB, interpreter_of(pid)), tmp_path, QUOTA)
+            inject(pid, way_into(pid), tmp_path, QUOTA)
         assert list((tmp_path / control.FOLDER).iterdir()) == []
         (state,) = server.states()
         assert state["originals"] and state["kvwitness"] is None
@@ -216,7 +215,7 @@ def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> Liv
     stub.chmod(0o755)
     readlink = Path.readlink
     monkeypatch.setattr(Path, "readlink", lambda self: stub if self.name == "exe" else readlink(self))
-    return LiveWay(REMOTE_EXEC, Interpreter((3, 14, 0), {}))
+    return LiveWay(Interpreter((3, 14, 0), {}), None)
 
 
 def test_remote_exec_is_called_by_the_targets_own_interpreter(

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from kvwitness.collectors.live.preflight import GdbFound, look_for_gdb, takes_gdb
 from kvwitness.patches.hooks import all_hooks
 from kvwitness.tracer.cli.doctor_text import print_environment, print_package
 from kvwitness.tracer.cli.errors import UserError
@@ -47,6 +48,8 @@ class Report(msgspec.Struct, frozen=True):
     packages: tuple[Package, ...]
     python: PythonFacts | None = None
     journals: JournalRoom | None = None
+    gdb: GdbFound | None = None
+    """For ``attach --live``; None where the Python takes none."""
 
 
 @click.command()
@@ -77,7 +80,7 @@ def doctor(ctx: click.Context, python: str | None, wheels: tuple[Path, ...], as_
         print_json(report)
     else:
         if report.python is not None and report.journals is not None:
-            print_environment(report.python, report.journals)
+            print_environment(report.python, report.journals, report.gdb)
         for package in report.packages:
             print_package(package.source, package.support, package.hooks)
     ctx.exit(0 if report.ok else 1)
@@ -102,7 +105,8 @@ def _examine_python(python: str | None) -> Report:
         source = open_folder(Path(facts.package), facts.version)
     except NotSglang as error:
         raise UserError(str(error), facts.executable, _NAME_PYTHON) from error
-    return _report([_examine(source)], facts, journal_room(os.environ))
+    gdb = look_for_gdb() if takes_gdb(facts.python) else None
+    return _report([_examine(source)], facts, journal_room(os.environ), gdb)
 
 
 def _ask(python: str) -> PythonFacts:
@@ -133,7 +137,10 @@ def _examine(source: Source) -> Package:
 
 
 def _report(
-    packages: Sequence[Package], python: PythonFacts | None = None, journals: JournalRoom | None = None
+    packages: Sequence[Package],
+    python: PythonFacts | None = None,
+    journals: JournalRoom | None = None,
+    gdb: GdbFound | None = None,
 ) -> Report:
     ok = all(package.support.default.confirms(Claim.L2_READ) for package in packages)
-    return Report(ok, tuple(packages), python, journals)
+    return Report(ok, tuple(packages), python, journals, gdb)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import click
 from rich.table import Table
 
+from kvwitness.collectors.live.preflight import REMOTE_EXEC, GdbFound
 from kvwitness.patches.contract import COMMON
 from kvwitness.tracer.cli.output import console, display
 from kvwitness.tracer.contracts.check import HookCheck
@@ -15,8 +16,8 @@ from kvwitness.tracer.contracts.prove import SETUP, Claim, ClaimSupport, Release
 from kvwitness.tracer.verdicts.links import HOOK_OF_LINK
 
 
-def print_environment(python: PythonFacts, room: JournalRoom) -> None:
-    """The Python and the place for the journals."""
+def print_environment(python: PythonFacts, room: JournalRoom, gdb: GdbFound | None) -> None:
+    """The Python, the place for the journals, and what goes into a server that was started without kvwitness."""
     click.echo(f"Python {python.python}: {python.executable}")
     if python.plugin_visible:
         plugin = "installed, SGLang can load it"
@@ -26,6 +27,13 @@ def print_environment(python: PythonFacts, room: JournalRoom) -> None:
         plugin = "not installed there; kvwitness serve brings it along"
     click.echo(f"kvwitness plugin: {plugin}")
     click.echo(f"journals: {_journals(room)}")
+    click.echo(f"attach --live: {_way_in(gdb)}")
+
+
+def _way_in(gdb: GdbFound | None) -> str:
+    if gdb is None:
+        return f"by this Python's own {REMOTE_EXEC}"
+    return f"{gdb.problem}: {gdb.what_to_do}" if gdb.problem else f"by {gdb.gdb}"
 
 
 def _journals(room: JournalRoom) -> str:
