@@ -17,6 +17,7 @@ from kvwitness.tracer.verdicts.recorded import noted
 from kvwitness.tracer.verdicts.request import judge_request
 from kvwitness.tracer.verdicts.scope import scoped
 from kvwitness.tracer.verdicts.view import InstanceView
+from kvwitness.tracer.verdicts.weights import by_other_weights
 
 __all__ = ["SCHEDULER_ROLE", "CounterWindow", "Judgement", "judge", "judge_instances"]
 
@@ -68,7 +69,8 @@ def judge_instances(
     combined = explain_elsewhere(combine(verdicts, instances), instances)
     if counters is not None:
         combined = weigh_counters(combined, instances, counters)
-    return Judgement(instances, noted(scoped(combined, instances), instances))
+    told = by_other_weights(scoped(combined, instances), instances)
+    return Judgement(instances, noted(told, instances))
 
 
 def _reports_for(rid: str, reports: Mapping[str, ServerReport]) -> tuple[ServerReport, ...]:

@@ -63,6 +63,7 @@ class Reason(StrEnum):
     STATE_INCOMPLETE = "state_incomplete"
     CORRUPTION_SUSPECTED = "corruption_suspected"
     INVALID_MODE = "invalid_mode"
+    OTHER_WEIGHTS = "other_weights"
     INCONCLUSIVE = "inconclusive"
 
 

@@ -42,7 +42,7 @@ def _load_of_a_match(s: State, e: ev.LoadQueued) -> str | None:
         return "a load-back was queued for tokens that its request's match did not find"
     if not transit and (e.start != match.device + request.loaded or e.end > match.device + match.host):
         return "a load-back was queued for tokens that its request's match did not find"
-    if not transit and e.node not in {step.node for step in match.path if step.end == e.end}:
+    if not transit and e.node not in {match.best_node, *(step.node for step in match.path if step.end == e.end)}:
         return f"a load-back was queued for node {e.node}, its request's match ends elsewhere"
     return None
 

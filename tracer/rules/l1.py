@@ -232,6 +232,17 @@ def _inserted_was_computed(s: State, e: ev.Inserted) -> str | None:
     return None
 
 
+@L1.guard(ev.Inserted, "is what a pass computed")
+def _inserted_what_a_pass_computed(s: State, e: ev.Inserted) -> str | None:
+    """Until the last pass is processed an insert is of whole passes, cut to whole pages."""
+    request, page = s.request(e.req), s.told.page
+    if request is None or not request.chunks or request.chunks[-1].done is not None:
+        return None
+    if any(e.key_tokens == chunk.end // page * page for chunk in request.chunks):
+        return None
+    return f"{e.key_tokens} tokens of {request.rid} were inserted, no pass ends there"
+
+
 @L1.guard(ev.Inserted, "its nodes are where they were")
 def _inserted_nodes_stay(s: State, e: ev.Inserted) -> Broken | None:
     """A node keeps its end, and its start but for a split, which gives its beginning to another node."""
