@@ -13,6 +13,7 @@ from kvwitness.tracer.model import RequestVerdict, ServerReport
 from kvwitness.tracer.verdicts.combine import combine
 from kvwitness.tracer.verdicts.counters import CounterWindow, weigh_counters
 from kvwitness.tracer.verdicts.elsewhere import explain_elsewhere
+from kvwitness.tracer.verdicts.groups import distinct
 from kvwitness.tracer.verdicts.recorded import noted
 from kvwitness.tracer.verdicts.request import judge_request
 from kvwitness.tracer.verdicts.scope import scoped
@@ -59,7 +60,7 @@ def judge_instances(
     counters: CounterWindow | None = None,
 ) -> Judgement:
     """:func:`judge` from what the ledgers know."""
-    reports = reports or {}
+    reports, instances = reports or {}, distinct(instances)
     verdicts = [
         judge_request(view, request, _reports_for(request.rid, reports))
         for view in map(InstanceView, instances)

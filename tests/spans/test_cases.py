@@ -197,7 +197,12 @@ def test_ranks_share_a_trace() -> None:
 
 def test_ranks_continue_the_clients_trace_together() -> None:
     ranks = [
-        instance(f"scheduler-{rank}-1", requests=(request("R", 10, 20, traceparent=TRACEPARENT),)) for rank in (0, 1)
+        instance(
+            f"scheduler-{rank}-1",
+            ranks={"tp_rank": rank, "tp_size": 2},
+            requests=(request("R", 10, 20, traceparent=TRACEPARENT),),
+        )
+        for rank in (0, 1)
     ]
     leader, other = named(build_spans(judged(*ranks)), sc.REQUEST)
     assert (leader.ref.trace_id, leader.parent, leader.parent_is_remote) == (CLIENT_TRACE, CLIENT_SPAN, True)

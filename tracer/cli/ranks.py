@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from math import prod
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,7 @@ from kvwitness.collectors.target import NoTarget, Target, TargetProcess, target_
 from kvwitness.patches.schema.control import STATUS, Problem, State
 from kvwitness.tracer.cli.errors import UserError
 from kvwitness.tracer.ledger.described import Ranks, Unreadable, read_as
-from kvwitness.tracer.verdicts.recorded import share_ranks
+from kvwitness.tracer.verdicts.places import sizes_of
 
 OUTSIDE: Final = "what the server itself reports is left: kvwitness run abc --url URL"
 _REMEDIES: Final[Mapping[str, str]] = {
@@ -168,8 +169,6 @@ def _send(rank: Rank, command: str) -> Answer:
 def expected_ranks(answer: Answer) -> int:
     """Of how many schedulers the server consists, by what one of them says; 1 where it says nothing readable."""
     try:
-        ranks = read_as(Ranks, answer.ranks)
+        return prod(sizes_of(read_as(Ranks, answer.ranks)))
     except Unreadable:
         return 1
-    dp = 1 if share_ranks(ranks) else ranks.dp_size or 1
-    return (ranks.tp_size or 1) * (ranks.pp_size or 1) * dp

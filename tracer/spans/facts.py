@@ -10,6 +10,7 @@ from kvwitness.patches.schema.events import Run
 from kvwitness.tracer.ledger.facts import InstanceFacts, Moment
 from kvwitness.tracer.spans import semconv as sc
 from kvwitness.tracer.spans.spec import ResourceSpec, Value
+from kvwitness.tracer.verdicts.places import width_of
 
 _MAX_SLOT_RANGES: Final = 64
 """A fragmented pool gives a range per page; collectors refuse attributes without end."""
@@ -73,8 +74,7 @@ def resource_of(facts: InstanceFacts, host: str | None) -> ResourceSpec:
 
 def expected_ranks(facts: InstanceFacts) -> int:
     """How many processes serve each request of this one together."""
-    ranks = facts.facts.ranks
-    return (ranks.attn_tp_size or ranks.tp_size or 1) * (ranks.pp_size or 1)
+    return width_of(facts.facts.ranks)
 
 
 def pool_attributes(facts: InstanceFacts) -> dict[str, Value]:

@@ -25,6 +25,7 @@ from kvwitness.tracer.model import RequestVerdict
 from kvwitness.tracer.spans.facts import moments_of
 from kvwitness.tracer.spans.spec import Ref, ResourceSpec, span_id_of, trace_id_of
 from kvwitness.tracer.spans.traceparent import ClientContext, parse_traceparent
+from kvwitness.tracer.verdicts.uses import Use, served
 
 
 class RequestUse(msgspec.Struct, frozen=True):
@@ -207,17 +208,10 @@ def index_run(
     judgement: Judgement, traceparents: Mapping[str, str | None], resources: Mapping[str, ResourceSpec]
 ) -> tuple[InstanceIndex, ...]:
     """The index of every process of a run."""
-    groups: dict[tuple[str, int], list[tuple[InstanceFacts, tuple[RequestFacts, ...]]]] = defaultdict(list)
-    for facts in judgement.instances:
-        numbers: dict[str, int] = defaultdict(int)
-        for attempts in _uses(facts):
-            rid = attempts[0].rid
-            numbers[rid] += 1
-            groups[rid, numbers[rid]].append((facts, attempts))
-    verdicts = _verdicts(judgement)
+    verdicts = {(v.instance, v.rid, v.attempt, v.queued_ns): v for v in judgement.verdicts}
     uses: dict[str, list[RequestUse]] = defaultdict(list)
-    for key, ranks in groups.items():
-        for use in _group(key[0], ranks, traceparents, verdicts.get(key)):
+    for one in served(judgement.instances):
+        for use in _group(one.uses, traceparents, verdicts):
             uses[use.instance].append(use)
     return tuple(
         InstanceIndex(
@@ -229,51 +223,31 @@ def index_run(
     )
 
 
-def _uses(facts: InstanceFacts) -> list[tuple[RequestFacts, ...]]:
-    """The attempts of each request; a client may use an id again."""
-    uses: list[list[RequestFacts]] = []
-    current: dict[str, list[RequestFacts]] = {}
-    for request in facts.requests:
-        if request.attempt == 1 or request.rid not in current:
-            current[request.rid] = []
-            uses.append(current[request.rid])
-        current[request.rid].append(request)
-    return [tuple(use) for use in uses]
+_Verdicts = Mapping[tuple[str, str, int, int | None], RequestVerdict]
 
 
-def _verdicts(judgement: Judgement) -> dict[tuple[str, int], RequestVerdict]:
-    numbers: dict[str, int] = defaultdict(int)
-    found: dict[tuple[str, int], RequestVerdict] = {}
-    for verdict in judgement.verdicts:
-        numbers[verdict.rid] += 1
-        found[verdict.rid, numbers[verdict.rid]] = verdict
-    return found
-
-
-def _group(
-    rid: str,
-    ranks: Sequence[tuple[InstanceFacts, tuple[RequestFacts, ...]]],
-    traceparents: Mapping[str, str | None],
-    verdict: RequestVerdict | None,
-) -> list[RequestUse]:
-    """One use of a request id on all ranks: one trace, the first rank's span above the others."""
-    recorded = (attempt.traceparent for _, attempts in ranks for attempt in attempts)
+def _group(uses: Sequence[Use], traceparents: Mapping[str, str | None], verdicts: _Verdicts) -> list[RequestUse]:
+    """One request on all ranks: one trace, the first rank's span above the others."""
+    rid = uses[0].rid
+    recorded = (attempt.traceparent for use in uses for attempt in use.attempts)
     client = next(filter(None, map(parse_traceparent, (*recorded, traceparents.get(rid)))), None)
-    leader, attempts = ranks[0]
-    trace = client.trace_id if client else trace_id_of("request", leader.instance, attempts[0].queued.seq)
-    leading = span_id_of("request", leader.instance, attempts[0].queued.seq)
+    leader, first = uses[0].instance, uses[0].attempts[0].queued.seq
+    trace = client.trace_id if client else trace_id_of("request", leader.instance, first)
+    leading = span_id_of("request", leader.instance, first)
     above = client.span_id if client else None
+    keys = [(use.instance.instance, rid, use.last.attempt, use.last.queued.t_ns) for use in uses]
+    verdict = next((verdicts[key] for key in keys if key in verdicts), None)
     return [
         RequestUse(
             rid=rid,
-            instance=facts.instance,
-            attempts=attempts,
-            ref=Ref(trace, span_id_of("request", facts.instance, attempts[0].queued.seq)),
+            instance=use.instance.instance,
+            attempts=use.attempts,
+            ref=Ref(trace, span_id_of("request", use.instance.instance, use.attempts[0].queued.seq)),
             parent=above if number == 0 else leading,
             client=client,
             first=number == 0,
-            ranks=len(ranks),
+            ranks=len(uses),
             verdict=verdict if number == 0 else None,
         )
-        for number, (facts, attempts) in enumerate(ranks)
+        for number, use in enumerate(uses)
     ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -19,79 +20,66 @@ from kvwitness.tracer.model import (
     Tier,
 )
 from kvwitness.tracer.verdicts.links import REMEDY
-from kvwitness.tracer.verdicts.recorded import Place, named, places
+from kvwitness.tracer.verdicts.places import named, place_of, width_of
 from kvwitness.tracer.verdicts.request import overall_grade
 from kvwitness.tracer.verdicts.sentences import sentence
+from kvwitness.tracer.verdicts.uses import Served, served
+
+SAME_NAME: Final = "several journals that are not the same have this one's name"
 
 
 def combine(verdicts: Sequence[RequestVerdict], instances: Sequence[InstanceFacts]) -> tuple[RequestVerdict, ...]:
-    """One verdict per request id and use, in the order of their queueing.
+    """One verdict per request, in the order of their queueing; ``verdicts``: of each attempt on each rank, in order.
 
-    An id that a client used on two data-parallel ranks, or again after a restart, is of two requests.
+    An id that a client used several times, or on servers that came one after the other, is of several requests.
     """
-    by_instance = {instance.instance: instance for instance in instances}
-    rank_of = {instance.instance: _place(instance) for instance in instances}
-    starts = _starts(instances, rank_of)
-    groups: dict[tuple[str, int, int, int], list[RequestVerdict]] = defaultdict(list)
-    uses: dict[tuple[str, str], int] = defaultdict(int)
+    names = Counter(instance.instance for instance in instances)
+    waiting: dict[tuple[str, str, int], deque[RequestVerdict]] = defaultdict(deque)
     for verdict in verdicts:
-        key = (verdict.rid, verdict.instance)
-        if verdict.attempt == 1:
-            uses[key] += 1
-        place = rank_of[verdict.instance]
-        replica = place[0] if place is not None else 0
-        groups[(verdict.rid, replica, starts[verdict.instance], uses[key])].append(verdict)
-    return tuple(_combine_one(group, by_instance, rank_of) for group in groups.values())
+        waiting[verdict.instance, verdict.rid, verdict.attempt].append(verdict)
+    by_use = {
+        (id(instance), request.queued.seq): queue.popleft()
+        for instance in instances
+        for request in instance.requests
+        if request.queued.seq not in instance.context
+        and (queue := waiting[instance.instance, request.rid, request.attempt])
+    }
+    found = []
+    for one in served(instances):
+        ranks = [by_use.get((id(use.instance), use.last.queued.seq)) for use in one.uses]
+        known = [rank for rank in ranks if rank is not None]
+        if known:
+            several = any(names[use.instance.instance] > 1 for use in one.uses)
+            found.append(_combine_one(known, one, SAME_NAME if several else ""))
+    return tuple(found)
 
 
-def _place(instance: InstanceFacts) -> Place | None:
-    """Which rank of its server an instance is; None where it does not say."""
-    _, seen = places([instance])
-    return next(iter(seen), None)
-
-
-def _starts(instances: Sequence[InstanceFacts], rank_of: Mapping[str, Place | None]) -> dict[str, int]:
-    """For each instance, how often its rank had been started before: another process in its place is a restart."""
-    found: dict[str, int] = {}
-    pids: dict[Place, list[int]] = defaultdict(list)
-    for instance in sorted(instances, key=lambda one: one.wall_ns):
-        place = rank_of[instance.instance]
-        if place is None:
-            found[instance.instance] = 0
-            continue
-        if instance.pid not in pids[place]:
-            pids[place].append(instance.pid)
-        found[instance.instance] = pids[place].index(instance.pid)
-    return found
-
-
-def _combine_one(
-    group: list[RequestVerdict], instances: dict[str, InstanceFacts], rank_of: Mapping[str, Place | None]
-) -> RequestVerdict:
-    # By rank: two journals of one rank are not two ranks.
-    last: dict[Place | str, RequestVerdict] = {}
-    for verdict in group:
-        last[rank_of[verdict.instance] or verdict.instance] = verdict
-    ranks = list(last.values())
+def _combine_one(ranks: list[RequestVerdict], one: Served, wrong: str) -> RequestVerdict:
     weakest = min(ranks, key=_strength)
-    wrong = _missing_ranks(ranks, instances) or _divergence(ranks)
-    return _capped(weakest, wrong) if wrong is not None else weakest
+    inconclusive = one.wrong or _missing_ranks(one, len(ranks)) or wrong
+    reason = (Reason.INCONCLUSIVE, inconclusive) if inconclusive else _divergence(ranks)
+    return _capped(weakest, reason) if reason is not None else weakest
 
 
 def _strength(verdict: RequestVerdict) -> int:
     return GRADE_ORDER.get(verdict.grade, GRADE_ORDER[Grade.CONFIRMED])
 
 
-def _missing_ranks(ranks: list[RequestVerdict], instances: dict[str, InstanceFacts]) -> tuple[Reason, str] | None:
-    said = instances[ranks[0].instance].facts.ranks
-    expected = (said.attn_tp_size or said.tp_size or 1) * (said.pp_size or 1)
-    if len(ranks) < expected:
-        detail = f"the request ran on {expected} ranks, {len(ranks)} of them were recorded"
-        everywhere, seen = places(instances[rank.instance] for rank in ranks)
-        replicas = {dp for dp, _, _ in seen}
-        missing = {place for place in everywhere - seen if place[0] in replicas}
-        return Reason.INCONCLUSIVE, f"{detail}, not {named(missing, everywhere)}" if missing else detail
-    return None
+def _missing_ranks(one: Served, known: int) -> str:
+    """Which of the ranks that served a request are not among those that tell of it, in words."""
+    group = one.group
+    needed = len(group.places) or width_of(one.uses[0].instance.facts.ranks)
+    if known >= needed and not group.doubt:
+        return ""
+    there = {place_of(use.instance.facts.ranks) for use in one.uses}
+    seen = group.recorded if group.doubt else there
+    missing = group.places - seen
+    if missing:
+        detail = f"the request ran on {needed} ranks, {len(seen)} of them were recorded"
+        return f"{detail}, not {named(missing, group.server)}"
+    if group.doubt:
+        return f"the request ran on {needed} ranks, and which journals are theirs is not known: {group.doubt}"
+    return f"the request ran on {needed} ranks, {known} of them are judged"
 
 
 def _divergence(ranks: list[RequestVerdict]) -> tuple[Reason, str] | None:

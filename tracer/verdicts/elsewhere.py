@@ -8,7 +8,7 @@ other rank's journal.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -16,7 +16,9 @@ import msgspec
 from kvwitness.tracer.ledger.chains import Chain, shared_prefix
 from kvwitness.tracer.ledger.facts import InstanceFacts, RequestFacts, Residency
 from kvwitness.tracer.model import RangeVerdict, Reason, RequestVerdict, Tier
+from kvwitness.tracer.verdicts.groups import one_server
 from kvwitness.tracer.verdicts.l2 import covers
+from kvwitness.tracer.verdicts.places import replica_of
 from kvwitness.tracer.verdicts.sentences import sentence
 
 
@@ -90,8 +92,9 @@ def explain_elsewhere(
     indexes = [_Index(instance) for instance in instances]
     requests = {(i.instance, r.rid, r.attempt): r for i in instances for r in i.requests}
     by_name = {instance.instance: instance for instance in instances}
+    server_of = one_server(instances)
     return tuple(
-        _explained(verdict, requests[key], by_name[verdict.instance], indexes)
+        _explained(verdict, requests[key], by_name[verdict.instance], indexes, server_of)
         if (key := (verdict.instance, verdict.rid, verdict.attempt)) in requests
         else verdict
         for verdict in verdicts
@@ -99,7 +102,11 @@ def explain_elsewhere(
 
 
 def _explained(
-    verdict: RequestVerdict, request: RequestFacts, own: InstanceFacts, indexes: Sequence[_Index]
+    verdict: RequestVerdict,
+    request: RequestFacts,
+    own: InstanceFacts,
+    indexes: Sequence[_Index],
+    server_of: Mapping[str, int],
 ) -> RequestVerdict:
     chain = own.chains.get(verdict.rid)
     last = verdict.ranges[-1] if verdict.ranges else None
@@ -112,11 +119,15 @@ def _explained(
     best: tuple[_Held, InstanceFacts] | None = None
     for index in indexes:
         other = index.instance
-        # The ranks that served the request have nothing to explain; another model's KV is another prefix.
-        if verdict.rid in index.rids or other.instance == own.instance or _model(other) != _model(own):
+        same_server = server_of[other.instance] == server_of[own.instance]
+        # The ranks that served the request have nothing to explain; another model's KV is another prefix, and where
+        # prefixes are digested with another key nobody can tell.
+        if verdict.rid in index.rids or (same_server and replica_of(other.facts.ranks) == replica_of(own.facts.ranks)):
+            continue
+        if _model(other) != _model(own) or _key(other) != _key(own):
             continue
         when = own.wall_time_ns(request.match.moment.t_ns)
-        held = index.held(chain, last.start, last.end, when, same_server=_ranks_of_one_server(own, other))
+        held = index.held(chain, last.start, last.end, when, same_server=same_server)
         if held is not None and (best is None or held.end > best[0].end):
             best = held, other
     if best is None:
@@ -145,14 +156,13 @@ def _rest(last: RangeVerdict, start: int) -> tuple[RangeVerdict, ...]:
     return (rest,) if start < last.end else ()
 
 
-def _ranks_of_one_server(a: InstanceFacts, b: InstanceFacts) -> bool:
-    one, other = a.facts.ranks, b.facts.ranks
-    return (one.dp_size or 1) > 1 and one.dp_size == other.dp_size and one.dp_rank != other.dp_rank
-
-
 def _model(instance: InstanceFacts) -> tuple[object, ...]:
     arguments = instance.facts.arguments
     return arguments.model_path, arguments.kv_cache_dtype, arguments.dtype, arguments.quantization
+
+
+def _key(instance: InstanceFacts) -> str | None:
+    return instance.facts.process.key if instance.facts.process is not None else None
 
 
 def rank_name(instance: InstanceFacts) -> str:

@@ -20,6 +20,7 @@ from kvwitness.tracer.ledger.facts import (
     StorageTry,
 )
 from kvwitness.tracer.model import EventRef, Grade, Link, LinkEvidence, RangeVerdict, Reason, Tier
+from kvwitness.tracer.verdicts.groups import Server, servers
 from kvwitness.tracer.verdicts.links import REMEDY, Evidence
 from kvwitness.tracer.verdicts.view import InstanceView
 
@@ -201,7 +202,13 @@ def storage_changes(instances: Sequence[InstanceFacts]) -> list[str]:
 
     Every rank is asked and answers for itself. SGLang takes nothing back where one of them refuses.
     """
-    return [_change_told(answers) for answers in _answers(instances)]
+    together = [part for server in servers(instances) for part in _working_together(server)]
+    return [_change_told(answers) for ranks in together for answers in _answers(ranks)]
+
+
+def _working_together(server: Server) -> list[Sequence[InstanceFacts]]:
+    """The ranks of a server, which are asked at once; each on its own where others may be another start's."""
+    return [(rank,) for rank in server.ranks] if server.doubt else [server.ranks]
 
 
 _Answers = list[tuple[str, StorageChange | None]]
