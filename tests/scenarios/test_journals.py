@@ -106,7 +106,12 @@ def _with_a_draft_model(release: str, *, comes_back: bool) -> RequestVerdict:
     s = server()
     for rid, tokens in (("a", A), ("fill", FILL), ("c", A)):
         s.serve([(rid, tokens)])
-    events: list[ev.Event] = [ev.Facts(0, 0, ev.FactKind.PROCESS, json.dumps({"sglang": release})), *s.events]
+    events = [
+        dataclasses.replace(e, json=json.dumps({"sglang": release}))
+        if isinstance(e, ev.Facts) and e.kind == ev.FactKind.PROCESS
+        else e
+        for e in s.events
+    ]
     if comes_back:
         loads = {e.transfer for e in events if isinstance(e, ev.LoadDone)}
         events = [

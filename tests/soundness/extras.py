@@ -10,12 +10,12 @@ import random
 from collections.abc import Callable, Sequence
 
 from kvwitness.patches.schema import events as ev
+from soundness.steps import Events, Step
 
-Events = list[ev.Event]
 Part = Callable[[random.Random, Events, int], list[ev.Event]]
 
 
-def insert(rng: random.Random, events: Events) -> str:
+def insert(rng: random.Random, events: Events) -> Step | None:
     """One plausible story, somewhere, often shortly before a match or a load-back."""
     interesting = [
         i + rng.choice((0, 1))
@@ -27,9 +27,11 @@ def insert(rng: random.Random, events: Events) -> str:
     if rng.random() < 0.5 and any(isinstance(e, ev.PrefetchAsked) for e in events):
         part = rng.choice(STORAGE_PARTS)
     extra = part(rng, events, at)
+    if not extra:
+        return None
     place(events, at, extra)
-    names = ", ".join(type(e).__name__ for e in extra)
-    return f"insert {part.__name__.strip('_')} before #{at + 1}: {names} {_slots(extra)}"
+    what, names = part.__name__.strip("_"), ", ".join(type(e).__name__ for e in extra)
+    return Step("several", "-", f"insert {what}", f"insert {what} before #{at + 1}: {names} {_slots(extra)}")
 
 
 def place(events: Events, at: int, extra: Sequence[ev.Event]) -> None:

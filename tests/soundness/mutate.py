@@ -1,21 +1,22 @@
 """Seeded mutations of recorded journals: what could go wrong with a record, and what could look healthy and is not.
 
-Each mutation changes a list of events in place and says in words what it did. The list is the order in which
-one thread wrote the events.
+Each mutation changes a list of events in place and says what it did. The list is the order in which one thread wrote
+the events. Here are those that change single events and what they say; moves.py, exchanges.py, told_facts.py, extras.py
+and fields.py have the others.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Sequence
+
+from journal_tools import encode_event
 
 from kvwitness.patches.schema import events as ev
-from soundness import extras
-
-Events = list[ev.Event]
-Mutation = Callable[[random.Random, Events], str]
+from soundness import exchanges, extras, fields, moves, told_facts
+from soundness.steps import Events, Mutation, Step, of, renumber, steady, told
 
 HEAVY: tuple[type[ev.Event], ...] = (ev.Facts, ev.Closed)
 NUMBERS: dict[str, tuple[int, ...]] = {
@@ -68,15 +69,32 @@ FLAGS = (
 )
 
 
-def mutant(rng: random.Random, base: Sequence[ev.Event]) -> tuple[Events, tuple[str, ...]]:
+def mutant(rng: random.Random, base: Sequence[ev.Event]) -> tuple[Events, tuple[Step, ...]]:
     """One to four mutations of ``base``, and what they were."""
     events = list(base)
-    recipe = []
+    recipe: list[Step] = []
     for _ in range(rng.choices((1, 2, 3, 4), (6, 3, 2, 1))[0]):
         if len(events) < 3:
             break
-        recipe.append(rng.choices(MUTATIONS, WEIGHTS)[0](rng, events))
+        before = list(events)
+        step = rng.choices(MUTATIONS, WEIGHTS)[0](rng, events)
+        if not writable(events, before):
+            events = before
+        elif step is not None:
+            recipe.append(step)
     return events, tuple(recipe)
+
+
+def writable(events: Events, before: Events) -> bool:
+    """Whether a recorder could have written what is new: every number fits its field."""
+    known = {id(event) for event in before}
+    try:
+        for event in events:
+            if id(event) not in known:
+                encode_event(event)
+    except (struct.error, OverflowError):
+        return False
+    return True
 
 
 def _pick(rng: random.Random, events: Events, heavy: bool = False) -> int:
@@ -90,117 +108,95 @@ def _pick(rng: random.Random, events: Events, heavy: bool = False) -> int:
     return rng.choice(kinds[rng.choice(sorted(kinds, key=lambda kind: kind.__name__))])
 
 
-def told(event: ev.Event) -> str:
-    """An event in few words."""
-    values = [f"{f.name}={getattr(event, f.name)}" for f in dataclasses.fields(event)[2:]]
-    return f"{type(event).__name__}#{event.seq}({', '.join(values)})"[:140]
-
-
-def renumber(events: Events) -> None:
-    """Sequence numbers without a hole, in the order written."""
-    for index, event in enumerate(events):
-        if event.seq != index + 1:
-            events[index] = dataclasses.replace(event, seq=index + 1)
-
-
-def steady(events: Events) -> None:
-    """Clocks that do not run backwards."""
-    clock = 0
-    for index, event in enumerate(events):
-        clock = max(clock, event.t_ns)
-        if event.t_ns != clock:
-            events[index] = dataclasses.replace(event, t_ns=clock)
-
-
 # --- what happens to records -------------------------------------------------------------------------
 
 
-def drop(rng: random.Random, events: Events) -> str:
+def drop(rng: random.Random, events: Events) -> Step | None:
     gone = events.pop(_pick(rng, events))
-    return f"drop {told(gone)}"
+    return of(gone, "drop", f"drop {told(gone)}")
 
 
-def drop_unseen(rng: random.Random, events: Events) -> str:
+def drop_unseen(rng: random.Random, events: Events) -> Step | None:
     gone = events.pop(_pick(rng, events))
     renumber(events)
-    return f"drop without a hole {told(gone)}"
+    return of(gone, "drop without a hole", f"drop without a hole {told(gone)}")
 
 
-def drop_some_unseen(rng: random.Random, events: Events) -> str:
+def drop_some_unseen(rng: random.Random, events: Events) -> Step | None:
     at = rng.randrange(len(events))
     count = rng.randint(2, 12)
     gone = events[at : at + count]
     del events[at : at + count]
     renumber(events)
-    return f"drop without a hole {len(gone)} events from #{gone[0].seq}"
+    return Step("several", "-", "drop without a hole", f"drop without a hole {len(gone)} events from #{gone[0].seq}")
 
 
-def drop_kind(rng: random.Random, events: Events) -> str:
+def drop_kind(rng: random.Random, events: Events) -> Step | None:
     """All events of a kind: a dead hook."""
     kind = type(events[_pick(rng, events)])
     events[:] = [e for e in events if type(e) is not kind]
     renumber(events)
-    return f"drop without a hole every {kind.__name__}"
+    return Step(kind.__name__, "-", "drop all without a hole", f"drop without a hole every {kind.__name__}")
 
 
-def repeat(rng: random.Random, events: Events) -> str:
+def repeat(rng: random.Random, events: Events) -> Step | None:
     at = _pick(rng, events)
     to = at + 1 if rng.random() < 0.5 else rng.randrange(at, len(events)) + 1
     events.insert(to, events[at])
-    return f"repeat {told(events[at])} at {to}"
+    return of(events[at], "repeat", f"repeat {told(events[at])} at {to}")
 
 
-def repeat_unseen(rng: random.Random, events: Events) -> str:
+def repeat_unseen(rng: random.Random, events: Events) -> Step | None:
     at = _pick(rng, events)
     to = rng.randrange(at, len(events)) + 1
-    what = told(events[at])
+    step = of(events[at], "repeat with fresh numbers", f"repeat {told(events[at])} with fresh numbers before #{to + 1}")
     events.insert(to, dataclasses.replace(events[at], t_ns=events[to - 1].t_ns))
     renumber(events)
-    return f"repeat with fresh numbers {what} before #{to + 1}"
+    return step
 
 
-def swap(rng: random.Random, events: Events) -> str:
+def swap(rng: random.Random, events: Events) -> Step | None:
     at = _pick(rng, events)
     to = min(at + rng.choice((1, 1, 2, 5)), len(events) - 1)
     events[at], events[to] = events[to], events[at]
-    return f"swap {told(events[to])} and {told(events[at])}"
+    return of(events[to], "swap", f"swap {told(events[to])} and {told(events[at])}")
 
 
-def move_unseen(rng: random.Random, events: Events) -> str:
+def move_unseen(rng: random.Random, events: Events) -> Step | None:
     at = _pick(rng, events)
     event = events.pop(at)
     to = max(0, min(len(events), at + rng.choice((-40, -10, -5, -2, -1, 1, 2, 5, 10, 40))))
     events.insert(to, event)
     renumber(events)
     steady(events)
-    return f"move with fresh numbers {told(event)} to #{to + 1}"
+    return of(event, "move with fresh numbers", f"move with fresh numbers {told(event)} to #{to + 1}")
 
 
-def truncate(rng: random.Random, events: Events) -> str:
+def truncate(rng: random.Random, events: Events) -> Step | None:
     keep = rng.randrange(len(events) // 4, len(events))
     del events[keep:]
-    return f"keep the first {keep}"
+    return Step("several", "-", "cut short", f"keep the first {keep}")
 
 
-def behead(rng: random.Random, events: Events) -> str:
+def behead(rng: random.Random, events: Events) -> Step | None:
     """Started late: facts and texts are there, the rest is not."""
     at = rng.randrange(len(events) * 3 // 4)
     events[:at] = [e for e in events[:at] if isinstance(e, ev.Facts | ev.Text)]
     renumber(events)
-    return f"began at {at}"
+    return Step("several", "-", "began late", f"began at {at}")
 
 
-def retime(rng: random.Random, events: Events) -> str:
+def retime(rng: random.Random, events: Events) -> Step | None:
     at = _pick(rng, events)
     delta = rng.choice((-(10**9), -1000, 1, 10**6, 10**9, 10**12))
     events[at] = dataclasses.replace(events[at], t_ns=max(1, events[at].t_ns + delta))
-    return f"retime {told(events[at])} by {delta}"
+    return of(events[at], "other time", f"retime {told(events[at])} by {delta}", "t_ns")
 
 
 # --- what records say --------------------------------------------------------------------------------
 
 
-def namesake(rng: random.Random, events: Events) -> str:
+def namesake(rng: random.Random, events: Events) -> Step | None:
     """A request has the id of an earlier one that has ended: clients use ids again."""
     ended: list[int] = []
     pairs: list[tuple[int, int]] = []
@@ -210,7 +206,7 @@ def namesake(rng: random.Random, events: Events) -> str:
         elif isinstance(event, ev.Queued) and not event.retracted:
             pairs += [(old, event.req) for old in ended if old != event.req]
     if not pairs:
-        return "nothing"
+        return None
     old, new = rng.choice(pairs)
     kept = [event for event in events if not (isinstance(event, ev.Text) and event.id == new)]
     for at, event in enumerate(kept):
@@ -220,11 +216,11 @@ def namesake(rng: random.Random, events: Events) -> str:
             kept[at] = dataclasses.replace(event, reqs=tuple(old if r == new else r for r in event.reqs))
     events[:] = kept
     renumber(events)
-    return f"request {new} has the id of request {old}"
+    return Step("Text", "id", "id used twice", f"request {new} has the id of request {old}")
 
 
-def bend(rng: random.Random, events: Events) -> str:
-    """One field of one event."""
+def bend(rng: random.Random, events: Events) -> Step | None:
+    """One field of one event, by what is telling in a field of that name."""
     for _ in range(20):
         at = _pick(rng, events)
         event = events[at]
@@ -234,28 +230,26 @@ def bend(rng: random.Random, events: Events) -> str:
         if value is not None and value != getattr(event, name):
             what = told(event)
             events[at] = dataclasses.replace(event, **{name: value})
-            return f"{what}: {name} becomes {value}"[:260]
-    return "nothing"
+            return of(event, "bend", f"{what}: {name} becomes {value}", name)
+    return None
 
 
-def bend_all_of(rng: random.Random, events: Events) -> str:
+def bend_all_of(rng: random.Random, events: Events) -> Step | None:
     """The same shift in every event of a kind."""
     kind = type(events[_pick(rng, events)])
     names = [f.name for f in dataclasses.fields(kind)[2:] if f.name in NUMBERS and f.name != "pool"]
     if not names:
-        return "nothing"
+        return None
     name = rng.choice(names)
     delta = rng.choice(NUMBERS[name])
     for index, event in enumerate(events):
         if type(event) is kind:
             events[index] = dataclasses.replace(event, **{name: max(0, getattr(event, name) + delta)})
-    return f"every {kind.__name__}: {name} {delta:+d}"
+    return Step(kind.__name__, name, "bend all", f"every {kind.__name__}: {name} {delta:+d}")
 
 
 def _bent(rng: random.Random, events: Events, event: ev.Event, name: str) -> object:
     value = getattr(event, name)
-    if isinstance(event, ev.Facts):
-        return _bent_facts(rng, event) if name == "json" else None
     if name in IDS:
         others = sorted({getattr(e, name) for e in events if hasattr(e, name)})
         return rng.choice([*others, value + 1, max(others) + 1])
@@ -343,29 +337,6 @@ def _bent_digests(rng: random.Random, events: Events, value: tuple[bytes, ...]) 
     return (*value[:at], rng.randbytes(8), *value[at + 1 :])
 
 
-def _bent_facts(rng: random.Random, event: ev.Facts) -> str | None:
-    facts = json.loads(event.json)
-    if event.kind == ev.FactKind.COVERAGE:
-        hook = rng.choice(facts["hooks"])
-        match rng.randrange(3):
-            case 0:
-                hook["status"] = rng.choice(("missing", "unknown_signature", "failed", "pending"))
-            case 1:
-                facts["hooks"].remove(hook)
-            case 2:
-                hook["links"] = []
-    elif event.kind == ev.FactKind.INSTANCE:
-        change = {
-            "page_size": rng.choice((1, 32, 64)),
-            "bytes_per_token": rng.choice((512, 2048, 0)),
-            "host_memory_mode": "buffer_only",
-            "tree_class": rng.choice(("HiRadixCache", "UnifiedRadixCache")),
-        }
-        name = rng.choice(sorted(change))
-        facts[name] = change[name]
-    return json.dumps(facts)
-
-
 MUTATIONS: list[Mutation] = [
     drop,
     drop_unseen,
@@ -379,8 +350,13 @@ MUTATIONS: list[Mutation] = [
     behead,
     retime,
     bend,
+    fields.random_field,
     bend_all_of,
     extras.insert,
     namesake,
+    *moves.MOVES,
+    *exchanges.EXCHANGES,
+    *told_facts.CHANGES,
 ]
-WEIGHTS = [2, 6, 2, 1, 1, 4, 2, 6, 1, 1, 2, 16, 2, 12, 3]
+WEIGHTS = [2, 6, 2, 1, 1, 4, 2, 6, 1, 1, 2, 12, 14, 2, 12, 3]
+WEIGHTS += [2] * len(moves.MOVES) + [2] * len(exchanges.EXCHANGES) + [2] * len(told_facts.CHANGES)

@@ -1,0 +1,100 @@
+"""What product and oracle say of a mutant, and whether that differs from what they say of what it was made of."""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from kvwitness.patches.schema.events import Event
+from kvwitness.tracer.judgement import judge
+from soundness import compare as compared
+from soundness.compare import CLAIMED, ORACLE_TIERS, Outcome, journal_as_read
+
+Journals = Sequence[Sequence[Event]]
+Row = tuple[object, ...]
+LIMIT_S = 10
+"""For one mutant: one that takes longer is a failure of its own."""
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Judging a mutant raised, or took too long."""
+
+    where: str
+    why: str
+
+
+class TooLong(Exception):
+    """A mutant took longer than :data:`LIMIT_S`."""
+
+
+def several() -> bool:
+    """Whether the comparison takes several journals of one recording."""
+    return hasattr(compared, "compare_recording")
+
+
+def outcome(journals: Journals) -> Outcome:
+    """All differences between product and oracle on one recording."""
+    if len(journals) == 1 and not several():
+        return compared.compare(journals[0])
+    compare_recording: Callable[[Journals], Outcome] = compared.compare_recording  # type: ignore[attr-defined]
+    return compare_recording(journals)
+
+
+def claims(journals: Journals) -> list[str]:
+    """What the product claims of a recording, whoever agrees."""
+    read = [
+        msgspec.structs.replace(
+            journal_as_read(events),
+            path=f"scheduler-{number}-{number}.kvwj",
+            instance=f"scheduler-{number}-{number}",
+            pid=number,
+        )
+        for number, events in enumerate(journals, start=1)
+    ]
+    return [
+        f"{verdict.rid[:12]} {r.tier.value} [{r.start}, {r.end})"
+        for verdict in judge(read).verdicts
+        for r in verdict.ranges
+        if r.grade in CLAIMED and r.tier in ORACLE_TIERS
+    ]
+
+
+def verdicts(events: Sequence[Event]) -> tuple[Row, ...]:
+    """The verdicts about one journal as rows: what a mutant has to change to have changed anything."""
+    return tuple(
+        (v.rid, v.attempt, r.start, r.end, r.tier, r.grade, r.reason, tuple(link.link for link in r.missing))
+        for v in judge([journal_as_read(events)]).verdicts
+        for r in v.ranges
+    )
+
+
+@contextmanager
+def limited() -> Iterator[None]:
+    """At most :data:`LIMIT_S` for what is inside (in a main thread)."""
+
+    def stop(*_: object) -> None:
+        raise TooLong(f"more than {LIMIT_S} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def broken(error: BaseException) -> Broken:
+    """Where it happened, and what."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if str(ROOT) in f.filename]
+    last = frames[-1] if frames else None
+    where = f"{Path(last.filename).relative_to(ROOT)}:{last.lineno} {last.name}" if last is not None else "?"
+    return Broken(where, f"{type(error).__name__}: {error}"[:160])
