@@ -1,4 +1,4 @@
-"""Product and oracle on the same journal: where do they differ?"""
+"""Product and oracle on the same recording: where do they differ?"""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from journal_tools import journal_of
 
 from kvwitness.collectors.journal import Gap, Journal
 from kvwitness.patches.schema.events import Closed, Event
-from kvwitness.tracer.judgement import judge
+from kvwitness.tracer.judgement import SCHEDULER_ROLE, judge
 from kvwitness.tracer.model import Grade, RangeVerdict, Reason, RequestVerdict, Tier
-from soundness.oracle import Oracle
-from soundness.timeline import Attempt
+from soundness.oracle import Oracle, Recorded
+from soundness.relations import Stay
 
 CLAIMED = (Grade.CONFIRMED, Grade.VERIFIED)
 ORACLE_TIERS = (Tier.L1, Tier.L2, Tier.L3)
@@ -68,29 +68,39 @@ def journal_as_read(events: Sequence[Event]) -> Journal:
 
 def compare(events: Sequence[Event]) -> Outcome:
     """Judge events as one thread wrote them, in this order."""
-    oracle = Oracle([events])
-    by_queue: dict[tuple[str, int], list[Attempt]] = {}
-    for attempt in oracle.attempts():
-        by_queue.setdefault((attempt.use.rid, attempt.queued.t_ns), []).append(attempt)
+    return _compare(Oracle.of(events), [journal_as_read(events)])
+
+
+def compare_recording(journals: Sequence[Journal]) -> Outcome:
+    """Judge the journals of a recording together: ranks of one server, or several servers."""
+    schedulers = [journal for journal in journals if journal.role == SCHEDULER_ROLE]
+    oracle = Oracle([Recorded([j.events], j.instance, j.wall_ns) for j in schedulers])
+    return _compare(oracle, journals)
+
+
+def _compare(oracle: Oracle, journals: Sequence[Journal]) -> Outcome:
+    by_queue: dict[tuple[str, int], list[Stay]] = {}
+    for stay in oracle.attempts():
+        by_queue.setdefault((stay.use.rid, stay.queued.t_ns), []).append(stay)
     false: list[Difference] = []
     missed: list[Difference] = []
     agreed = 0
-    for verdict in judge([journal_as_read(events)]).verdicts:
+    for verdict in judge(journals).verdicts:
         known = by_queue.get((verdict.rid, verdict.queued_ns or 0))
-        attempt = known.pop(0) if known else None
+        stay = known.pop(0) if known else None
         for r in verdict.ranges:
             if r.tier not in ORACLE_TIERS:
                 continue
             why = (
                 "the oracle knows no such request"
-                if attempt is None
-                else oracle.refusal(attempt, r.tier.value, r.start, r.end)
+                if stay is None
+                else oracle.refusal(stay, r.tier.value, r.start, r.end)
             )
             corrupted = r.reason is Reason.CORRUPTION_SUSPECTED and r.grade is Grade.REFUTED
-            if why is None and attempt is not None and r.grade is Grade.VERIFIED:
-                why = oracle.unequal(attempt, r.start, r.end, r.pages_compared)
-            elif attempt is not None and corrupted:
-                why = why or oracle.intact(attempt, r.start, r.end)
+            if why is None and stay is not None and r.grade is Grade.VERIFIED:
+                why = oracle.unequal(stay, r.start, r.end, r.pages_compared)
+            elif stay is not None and corrupted:
+                why = why or oracle.intact(stay, r.start, r.end)
                 if why is not None:
                     false.append(_difference(verdict, r, f"called corrupted: {why}"))
                 continue
