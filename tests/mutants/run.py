@@ -31,7 +31,7 @@ LONGER = 4
 LEAST = 60.0
 """A run against changed code is given up after this many times the clean run, and after this many seconds at least."""
 PAUSE = 0.05
-NOT_JUDGED = ("docs/", "tests/mutants/")
+NOT_JUDGED = ("Makefile", "docs/", "tests/mutants/")
 """Neither code nor tests of it: changing them leaves what was judged as it is."""
 
 

@@ -33,7 +33,7 @@ def changed(file: Path, text: str) -> Iterator[None]:
 
 
 def digest(root: Path, but: tuple[str, ...]) -> str:
-    """Of every Python file and every recording below ``root``, except below the folders ``but``."""
+    """Of every file below ``root``, except for pages of text and what begins with one of ``but``."""
     seen = hashlib.sha256()
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
