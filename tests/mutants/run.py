@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -193,6 +194,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=HERE.parents[1], help="the checkout")
     parser.add_argument("--build", type=Path, help="for copies and results (default build/mutants in the checkout)")
     options = parser.parse_args(arguments)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # SIGINT, too: behind `&` in a script the shell has it ignored.
+        signal.signal(number, signal.default_int_handler)
     root = options.root.resolve()
     try:
         return run(options, read_settings(options.settings, root), options.build or root / "build" / "mutants")

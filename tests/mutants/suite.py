@@ -140,7 +140,7 @@ def _child(settings: Settings, tree: Path, habits: Habits, log: Path, answer: Pa
         os.dup2(out.fileno(), 2)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     paths = [str(tree / path) for path in settings.python_path]
     sys.path[:0] = paths
