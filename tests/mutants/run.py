@@ -200,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     root = options.root.resolve()
     try:
         return run(options, read_settings(options.settings, root), options.build or root / "build" / "mutants")
-    except Unfit as why:
+    except (Unfit, FileNotFoundError) as why:
         print(why, file=sys.stderr)
         return 2
 
