@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 LINKS := $(addprefix .links/kvwitness/,patches tracer collectors)
 PYTEST_ARGS ?=
 
-.PHONY: venv stand gdb demo demo-jaeger matrix jaeger browser bench lint format typecheck test test-browser test-quick test-slow soundness soundness-model soak matrix-settings test-releases wheels support clean
+.PHONY: venv stand gdb demo demo-jaeger matrix jaeger browser bench lint format typecheck test test-browser test-quick test-slow soundness soundness-model mutants soak matrix-settings test-releases wheels support clean
 
 venv: $(VENV)/.installed
 
@@ -98,6 +98,15 @@ test-quick: venv
 # Looks for false confirmations: mutated journals, the product against an independent checker of the chain.
 soundness: venv
 	$(BIN)/python tests/soundness/run.py --mutants 100000 $(SOUNDNESS_ARGS)
+
+# Of random changes of the code that decides, how many do the tests notice? MUTANTS_ARGS='--count 300 --seed 7'
+mutants: $(VENV)/.mutants
+	$(BIN)/python -m pytest -q tests/mutants
+	$(BIN)/python tests/mutants/run.py $(MUTANTS_ARGS)
+
+$(VENV)/.mutants: tests/mutants/requirements.txt $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet -r $<
+	touch $@
 
 # Random load on a real server for an hour: do ledger and pools agree at its end? SOAK_ARGS='--minutes 5'
 soak: venv stand
