@@ -26,9 +26,12 @@ def aborted(*, leaking: bool, then: tuple[str, ...] = (), lost: bool = False) ->
     begun = len(server.events)
     server.send("gone", (*A, 1))
     ended = len(server.events)
+    if leaking:
+        # Nobody unlocks what is being loaded.
+        server.locks["gone"] = set(server.walk(A))
     for rid in then:
-        server.send(f"fill {rid}", prompt(ord(rid), 129))
-        server.send(rid, (*A, ord(rid)))
+        server.send(f"fill {rid}", prompt(ord(rid), 65))
+        server.send(rid, (*X, ord(rid)))
     tail: list[ev.Event] = []
     for event in server.events[begun:ended]:
         if leaking and isinstance(event, ev.LoadDone):

@@ -205,9 +205,9 @@ def used_twice() -> tuple[Events, Events]:
     s.serve([("x", fill(3, 33))])
     s.serve([("c", A)])
     events = s.events
-    uses = [i for i, e in enumerate(events) if isinstance(e, ev.Queued)]
-    first = uses[1] - 1, uses[2] - 1  # With the text that names it.
-    return events, [*events[: first[0]], *events[first[1] :]]
+    req = number(events, "c")
+    released = next(i for i, e in enumerate(events) if isinstance(e, ev.Released) and e.req == req)
+    return events, [e for i, e in enumerate(events) if i > released or getattr(e, "req", None) != req]
 
 
 def test_t04_uses_of_an_id_are_the_same_when_they_are_not_when_they_count_the_same() -> None:

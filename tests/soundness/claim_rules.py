@@ -958,4 +958,4 @@ def nothing_of_it_is_in_doubt(s: Span) -> Iterator[Why]:
     """No rule of the record is broken between the first event that counts and the last."""
     for flaw in s.flaws:
         if flaw.first <= s.last and s.first <= flaw.last:
-            yield f"events {flaw.first} to {flaw.last}: {flaw.why} ({flaw.rule})",
+            yield (f"events {flaw.first} to {flaw.last}: {flaw.why} ({flaw.rule})",)

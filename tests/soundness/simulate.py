@@ -375,7 +375,7 @@ class Server:
         call, freed = self.count("call"), 0
         self.emit(ev.EvictBegin, call, cause, missing, 0, 0, reqs)
         if self.habits.decodes:
-            self.note(ev.L1Room, call, self.l1 - self.held())
+            self.note(ev.L1Room, call, max(self.l1 - self.held(), 0))
         while freed < missing:
             leaves = [
                 n for n in self.nodes() if n.device and n not in self.locked and not any(c.device for c in n.children)
@@ -722,7 +722,7 @@ class Server:
         if self.chance(0.15):
             # No room this time: it is matched again, and the answer may be another.
             self.emit(ev.Admission, self.req(rid), 0, sum(len(n.tokens) for n in path if n.device), -1, 0)
-            self.make_room(self.page, ev.Cause.DECODE, (self.req(rid),))
+            self.make_room(self.page, ev.Cause.DECODE, ())
             path = self.match(rid, tokens)
         device = sum(len(n.tokens) for n in path if n.device)
         lower = [n for n in path if not n.device]

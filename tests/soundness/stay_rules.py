@@ -235,5 +235,3 @@ def only_what_was_computed_is_inserted(s: Stay) -> Iterator[Doubt]:
             yield e.seq, "the path of an insert is not what was inserted"
         if not 0 <= e.existing <= e.key_tokens:
             yield e.seq, "more was there before than was inserted"
-
-

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from kvwitness.patches.schema import events as ev
-from soundness.claim_rules import ORIGIN, READING, Origin, Page, Served
 from soundness.blocks import Block
+from soundness.claim_rules import ORIGIN, READING, Origin, Page, Served
 from soundness.relations import Fetch, Relations, Stay
 
 KINDS = (ev.WeightsKind.DISK, ev.WeightsKind.TENSORS, ev.WeightsKind.DISTRIBUTED, ev.WeightsKind.IPC)

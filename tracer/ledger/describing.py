@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any, Final
 
 import msgspec
@@ -29,6 +30,8 @@ _EXPECTED: Final = {
     ev.FactKind.ATTACH: "those of an attaching",
 }
 
+_PENDING: Final = "pending"
+"""Status of a hook whose module was not imported yet."""
 _AT_LEAST_ONE: Final = (
     "page_size",
     "device_tokens",
@@ -101,6 +104,21 @@ class Describing:
         name = next((name for name, value in said.items() if name in before and before[name] != value), None)
         return None if name is None else (since, name)
 
+    def hooks_taken_back(self, event: ev.Facts) -> str | None:
+        """A hook of which this event tells no more, or something else than that it has been put in since."""
+        if event.kind != ev.FactKind.COVERAGE or not self.hooks:
+            return None
+        try:
+            said = read_hooks(read_object(event.json))
+        except Unreadable:
+            return None
+        for hook, now in zip_longest(self.hooks, said):
+            if hook is None or now is None or _place(hook) != _place(now):
+                return (hook or now).name
+            if now.status != hook.status and hook.status != _PENDING:
+                return hook.name
+        return None
+
     # --- what is said --------------------------------------------------------------------------------
 
     def take(self, event: ev.Facts) -> None:
@@ -157,6 +175,11 @@ def impossible(instance: Instance) -> str | None:
     if page is not None and host is not None and host % page:
         return f"host_tokens {host} with pages of {page}"
     return None
+
+
+def _place(hook: Hook) -> tuple[object, ...]:
+    """Which hook it is, and what rests on it."""
+    return hook.name, hook.target, hook.family, hook.links
 
 
 def _standing(hook: Hook) -> tuple[str, str, str, str]:

@@ -40,8 +40,8 @@ class HostView:
         self._close = close
         self._held: dict[int, tuple[Content, int]] = {}
         """Page number -> content and the token position of the page's first slot."""
-        self._fresh: set[int] = set()
-        """Pages that were allocated and not written since."""
+        self._fresh: dict[int, int] = {}
+        """Pages that were allocated and not written since, and the number of the request that took them."""
         self._free: set[int] = set()
         """Pages that were given back and not taken since."""
         self.available = available
@@ -83,9 +83,9 @@ class HostView:
         """Whether slots lie outside a pool of ``size`` slots."""
         return size is not None and any(run.start < 0 or run.start + run.length > size for run in runs)
 
-    def unwritten(self, runs: tuple[Run, ...]) -> bool:
-        """Whether slots were allocated, and nothing was written to them since."""
-        return all(page in self._fresh for page in pages(runs, self.page))
+    def unwritten(self, runs: tuple[Run, ...], req: int) -> bool:
+        """Whether slots were allocated for a request (0: for none), and nothing was written to them since."""
+        return all(self._fresh.get(page) == req for page in pages(runs, self.page))
 
     def holds(self, runs: tuple[Run, ...], start: int) -> bool:
         """Whether slots hold what was written for the positions from ``start`` on."""
@@ -97,12 +97,12 @@ class HostView:
 
     # --- content -------------------------------------------------------------------------------------
 
-    def taken(self, runs: tuple[Run, ...]) -> None:
-        """Slots were allocated: whatever the ledger held of them is void until something is written."""
+    def taken(self, runs: tuple[Run, ...], req: int) -> None:
+        """Slots were allocated for a request: whatever the ledger held of them is void until something is written."""
         for page in pages(runs, self.page):
             self._held.pop(page, None)
             self._free.discard(page)
-            self._fresh.add(page)
+            self._fresh[page] = req
 
     def written(self, runs: tuple[Run, ...], content: Content) -> None:
         """Slots now hold ``content`` from its start on.
@@ -114,7 +114,7 @@ class HostView:
         sound = self.whole(runs) and sum(run.length for run in runs) == content.end - content.start
         for page in pages(runs, self.page):
             if sound and page in self._fresh:
-                self._fresh.discard(page)
+                del self._fresh[page]
                 self._held[page] = (content, position)
             else:
                 sound = False
@@ -149,7 +149,7 @@ class HostView:
         contents: dict[int, Content] = {}
         slots: dict[int, list[int]] = {}
         for page in pages(runs, self.page):
-            self._fresh.discard(page)
+            self._fresh.pop(page, None)
             self._free.add(page)
             held = self._held.pop(page, None)
             if held is not None:

@@ -190,7 +190,7 @@ def _acknowledges_a_launch(s: State, e: ev.BackupAcked) -> Broken | None:
 def _acknowledged_with_a_time(s: State, e: ev.BackupAcked) -> str | None:
     """A duration is told where the launch said that it is timed."""
     transfer = s.transfers.running.get(e.transfer)
-    if e.duration_ns < -1 or (transfer is not None and not transfer.event.timed and e.duration_ns >= 0):
+    if e.duration_ns < -1 or (transfer is not None and bool(transfer.event.timed) != (e.duration_ns >= 0)):
         return f"the acknowledgement of node {e.node} tells a duration of {e.duration_ns} ns"
     return None
 
@@ -241,7 +241,7 @@ def _ends_as_it_began(s: State, e: ev.LoadDone) -> str | None:
     begun = transfer.event
     if (begun.tokens, begun.bytes, begun.nodes) != (e.tokens, e.bytes, e.nodes):
         return f"transfer {e.transfer} ended with other figures than it started with"
-    if e.duration_ns < -1 or (not begun.timed and e.duration_ns >= 0):
+    if e.duration_ns < -1 or bool(begun.timed) != (e.duration_ns >= 0):
         return f"transfer {e.transfer} tells a duration of {e.duration_ns} ns"
     return None
 

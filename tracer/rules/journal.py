@@ -49,6 +49,13 @@ def _not_taken_back(s: State, e: ev.Facts) -> Broken | None:
     return always(f"event {e.seq} tells {name} otherwise than event {since}", since)
 
 
+@JOURNAL.guard(ev.Facts, "keep the hooks", also="kind json")
+def _keep_the_hooks(s: State, e: ev.Facts) -> Broken | None:
+    """A later list of hooks has all of the earlier one; only what was pending has another status."""
+    name = s.told.hooks_taken_back(e)
+    return None if name is None else always(f"event {e.seq} tells otherwise of hook {name} than before", 0)
+
+
 @JOURNAL.guard(ev.Facts, "are of an instance that can be")
 def _possible(s: State, e: ev.Facts) -> Broken | None:
     """Sizes are at least 1, a rank lies below the size of its group, a host pool is whole pages, pools have numbers."""
@@ -126,7 +133,7 @@ def _next_change(s: State, e: ev.WeightsUpdated) -> Broken | None:
         last = s.weights[-1]
         if e.update != last.update + 1:
             return Broken(f"change {e.update} of the weights follows change {last.update}", since=last.moment.seq)
-    elif e.update != 1:
+    elif e.update != 1 and not s.attached.begun:
         return Broken(f"the first change of the weights that was recorded is change {e.update}", since=0)
     return None
 

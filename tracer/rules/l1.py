@@ -92,6 +92,14 @@ def _names_its_nodes(s: State, e: ev.Matched) -> str | None:
     return None
 
 
+@L1.guard(ev.Matched, "finds only states that there are")
+def _states_that_there_are(s: State, e: ev.Matched) -> str | None:
+    """Without further pools there is no state beside full-attention KV to be found."""
+    if not s.told.instance_at or not s.told.alone or not (e.swa_host or e.mamba_host):
+        return None
+    return f"a match of {e.swa_host} and {e.mamba_host} states that this instance does not have"
+
+
 L1.within(ev.Matched, ev.MatchPurpose.OTHER, ev.MatchPurpose.ADMISSION, "purpose")
 L1.within(ev.Matched, 0, None, "device", "host", "key_tokens", "swa_host", "mamba_host")
 
@@ -206,6 +214,25 @@ def _inserted_its_path(s: State, e: ev.Inserted) -> str | None:
     if e.path and e.node != e.path[-1].node:
         return f"an insert that ends with node {e.node}, its path ends with {e.path[-1].node}"
     return None
+
+
+@L1.guard(ev.Inserted, "knows what was there")
+def _knows_what_was_there(s: State, e: ev.Inserted) -> str | None:
+    """What was there ends with a node of the path, not before what is in L1 and not behind what is in the tree."""
+    least = most = 0
+    for step in e.path:
+        node = s.tree.get(step.node)
+        # The first node behind the known ones may be a part of what was there, whose rest this sequence does not have.
+        if node is not None or (
+            most >= step.start and not any(s.tree.get(n.node) for n in e.path if n.start >= step.end)
+        ):
+            most = step.end
+        if least == step.start and node is not None and node.in_l1:
+            least = step.end
+    ends = {0, *(step.end for step in e.path)}
+    if e.existing in ends and least <= e.existing <= most:
+        return None
+    return f"an insert into {e.existing} tokens that were there, {least} to {most} are known"
 
 
 @L1.guard(ev.Inserted, "is of a request that runs")
@@ -337,6 +364,22 @@ def _begins_once(s: State, e: ev.EvictBegin) -> Broken | None:
 def _serves_somebody(s: State, e: ev.EvictBegin) -> str | None:
     """The requests whose allocation it serves have names."""
     return f"eviction {e.call} serves a request without a name" if any(map(s.nameless, e.reqs)) else None
+
+
+@L1.guard(ev.EvictBegin, "serves them for what they do")
+def _serves_what_they_do(s: State, e: ev.EvictBegin) -> str | None:
+    """A load-back is for one request that was matched and waits, a prefill for requests that have not ended, decoding
+    for requests that have launched their last pass."""
+    requests = [request for request in map(s.request, e.reqs) if request is not None]
+    if e.cause == ev.Cause.LOAD_BACK:
+        fits = all(request.waits and request.match is not None for request in requests) and len(requests) < 2
+    elif e.cause == ev.Cause.PREFILL:
+        fits = all(request.released is None for request in requests)
+    elif e.cause == ev.Cause.DECODE:
+        fits = all(request.chunks and request.chunks[-1].last for request in requests)
+    else:
+        fits = True
+    return None if fits else f"eviction {e.call} is for a {ev.Cause.NAMES[e.cause]} that nobody waits for"
 
 
 @L1.effect(ev.EvictBegin, also="cause asked")

@@ -75,7 +75,7 @@ def _slots_are_taken(s: State, e: ev.HostAlloc, m: ft.Moment) -> None:
         return
     s.host.count(e.available)
     s.counted = e.seq
-    s.host.taken(e.slots)
+    s.host.taken(e.slots, e.req)
     s.lost_while_copying(e.slots)
 
 
@@ -175,8 +175,8 @@ def _backup_positions(s: State, e: ev.BackupQueued) -> str | None:
 
 @L2.guard(ev.BackupQueued, "writes slots that were taken for it")
 def _backup_slots(s: State, e: ev.BackupQueued) -> str | None:
-    """The slots were allocated and not written since, in whole pages, as many as the copy has tokens."""
-    if size(e.slots) == e.tokens and s.host.whole(e.slots) and s.host.unwritten(e.slots):
+    """The slots were allocated for the same request and not written since, in whole pages, one for each token."""
+    if size(e.slots) == e.tokens and s.host.whole(e.slots) and s.host.unwritten(e.slots, e.req):
         return None
     return f"the slots of backup {e.seq} were not allocated for it, or do not cover its tokens"
 

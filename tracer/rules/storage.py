@@ -132,7 +132,7 @@ def _prefetched_slots(s: State, e: ev.PrefetchDone) -> str | None:
     """It names the slots of all that it read, in whole pages; what is new of it was taken for it and not written."""
     if size(e.slots) != e.completed or not s.host.whole(e.slots) or e.start % s.told.page:
         return f"the slots of prefetch {e.seq} are not those of its tokens"
-    if e.loaded and not s.host.unwritten(skip(e.slots, e.existing)):
+    if e.loaded and not s.host.unwritten(skip(e.slots, e.existing), 0):
         return f"the slots of prefetch {e.seq} do not cover its tokens"
     return None
 
