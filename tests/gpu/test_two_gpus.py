@@ -7,6 +7,7 @@ and C on rank 1; then one prefix three times, by round robin. Prompts of 12,000 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import lzma
 from functools import cache
@@ -17,6 +18,7 @@ import pytest
 
 from kvwitness.collectors.journal import Gap, Journal, parse_journal
 from kvwitness.collectors.metrics import EVICTED_TOKENS, LOAD_BACK_TOKENS, parse_metrics
+from kvwitness.patches.schema import events as ev
 from kvwitness.tracer.judgement import SCHEDULER_ROLE, Judgement, judge
 from kvwitness.tracer.model import Grade, Reason, RequestVerdict, ServerReport, Tier
 from kvwitness.tracer.verdicts.counters import EVICTED, LOADED, CounterWindow, check_counters
@@ -82,6 +84,27 @@ def test_a_tensor_parallel_rank_that_was_not_recorded_lowers_every_claim_and_is_
         )
 
 
+@pytest.mark.parametrize("left", [0, 1])
+def test_ranks_of_two_servers_are_no_group(left: int) -> None:
+    """Both runs were sent the same prompts under the same ids."""
+    one, other = (rank(run, number) for run, number in zip(TP, (left, 1 - left), strict=True))
+    other = msgspec.structs.replace(other, instance="another", wall_ns=one.wall_ns)
+    found = [verdict for verdict in judge([one, other]).verdicts if verdict.rid == "gpu-C"]
+    assert [verdict.grade for verdict in found] == [Grade.REPORTED] * 2
+    assert {verdict.reason for verdict in found} == {Reason.INCONCLUSIVE}
+
+
+@pytest.mark.parametrize("run", TP)
+def test_the_ranks_of_a_server_and_of_the_one_before_are_two_groups(run: str) -> None:
+    ranks = [rank(run, number) for number in (0, 1)]
+    day = 24 * 3600 * 10**9
+    before = [msgspec.structs.replace(j, instance=f"{j.instance}-before", wall_ns=j.wall_ns - day) for j in ranks]
+    found = [verdict for verdict in judge([*before, *ranks]).verdicts if verdict.rid == "gpu-C"]
+    assert [verdict.sentence for verdict in found] == ["L2 read confirmed"] * 2
+    mixed = judge([before[0], ranks[1]]).verdicts
+    assert not {verdict.grade for verdict in mixed} & {Grade.CONFIRMED, Grade.RECOMPUTED}
+
+
 @pytest.mark.parametrize("run", TP)
 def test_two_requests_at_once_that_share_a_prefix_of_l2_load_it_once(run: str) -> None:
     first, second = (about(judged(run), name) for name in ("D1", "D2"))
@@ -145,12 +168,22 @@ def _bent(run: str, other: Journal) -> RequestVerdict:
 def test_nothing_is_elsewhere_without_the_other_ranks_word(run: str) -> None:
     zero = rank(run, 0)
     hour = 3600 * 10**9
+    keyed = msgspec.structs.replace(
+        zero,
+        events=[
+            dataclasses.replace(event, json=json.dumps(json.loads(event.json) | {"key": "another"}))
+            if isinstance(event, ev.Facts) and event.kind == ev.FactKind.PROCESS
+            else event
+            for event in zero.events
+        ],
+    )
     stuck = msgspec.structs.replace(zero, gaps=(Gap(zero.events[-1].seq, zero.events[-1].seq, "lost"),))
     for other in (
         msgspec.structs.replace(zero, events=zero.events[:40]),
         msgspec.structs.replace(zero, wall_ns=zero.wall_ns + hour),
         msgspec.structs.replace(zero, wall_ns=zero.wall_ns - hour, closed=True),
         stuck,
+        keyed,
     ):
         verdict = _bent(run, other)
         assert (verdict.tier, verdict.reason) == (Tier.RECOMPUTED, Reason.RECOMPUTED)

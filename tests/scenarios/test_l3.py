@@ -433,3 +433,11 @@ def test_attaching_and_detaching_are_events_of_the_epoch_s_span() -> None:
         (True, True),
         (False, False),
     ]
+
+
+def test_what_another_server_said_is_no_answer_to_a_change() -> None:
+    """Started at another time: its storage is its own."""
+    first, second = rank(0, (1, 1, ON)), rank(1, (1, 1, ON))
+    second = msgspec.structs.replace(second, wall_ns=second.wall_ns + 3600 * 10**9)
+    assert storage_changes([first, second]) == [f"storage attached: {ON}"] * 2
+    assert storage_changes([first, rank(1, None)]) != [f"storage attached: {ON}"]
