@@ -289,10 +289,18 @@ def served(memory: dict[int, Served], r: Relations, stay: Stay) -> Served:
     return memory.setdefault(id(stay), Served(r, stay))
 
 
-def in_doubt(memory: dict[int, Served], r: Relations, stay: Stay, until: int) -> tuple[str, int] | None:
-    """Why a stay's own events say nothing of what it did until event ``until``."""
-    for seq, why, _ in served(memory, r, stay).doubts:
-        if seq <= until:
+COMPUTES = ("one_id_is_one_request_at_a_time", "digests_fit_pages_and_prompt", "passes_follow_one_another")
+LOADS = (*COMPUTES[:2], "a_path_is_a_path", "loads_are_of_what_the_match_promised")
+FETCHES = COMPUTES[:2]
+"""The rules of a stay that what another request computed, loaded or fetched rests on."""
+
+
+def in_doubt(
+    memory: dict[int, Served], r: Relations, stay: Stay, until: int, of: tuple[str, ...]
+) -> tuple[str, int] | None:
+    """Why a stay's own events say nothing of what it did until event ``until``, by some of the rules."""
+    for seq, why, name in served(memory, r, stay).doubts:
+        if seq <= until and name in of:
             return why, seq
     return None
 
@@ -332,8 +340,8 @@ def the_admission_says_what_was_matched_and_loaded(s: Served) -> Iterator[Why]:
     assert s.match is not None and s.admission is not None
     if s.admission.prefix != s.match.device + s.loaded:
         yield "admitted with another prefix than matched and loaded", s.match, s.admission
-    decided = [e for e in s.stay.of(ev.LoadBackDecided) if s.match.seq < e.seq]
-    if s.loaded and (len(decided) != 1 or decided[0].seq > s.admission.seq):
+    decided = [e for e in s.stay.of(ev.LoadBackDecided) if s.match.seq < e.seq < s.admission.seq]
+    if s.loaded and len(decided) != 1:
         yield "init_load_back did not return what was queued", s.admission
 
 
@@ -575,6 +583,32 @@ DEPTH = 6
 """How often what was loaded may have been backed up from what was loaded."""
 
 
+def most_computed(stay: Stay, before: int) -> int:
+    """Up to where the tokens of a stay can be in L1 at event ``before``: reused, computed by launched passes, decoded."""
+    passes = [e for e in stay.of(ev.Prefill) if e.seq < before]
+    end = passes[-1].end if passes else 0
+    if passes and passes[-1].last and stay.released is not None and stay.released.seq > before:
+        end = max(end, stay.queued.prompt_tokens + stay.released.output_tokens)
+    return end
+
+
+def _no_birth(o: Origin, birth: Birth, insert: ev.Inserted) -> tuple[str, int] | None:
+    """Why an insert does not say that what was computed is in L1: only what was computed or decoded is inserted, on a
+    path without a hole that ends where it does."""
+    position = 0
+    for step in insert.path:
+        if step.start != position or step.end <= step.start:
+            break
+        position = step.end
+    if position != insert.key_tokens or insert.path[-1].node != insert.node:
+        return "the path of an insert is not what was inserted", insert.seq
+    if not 0 <= insert.existing <= insert.key_tokens:
+        return "more was there before than was inserted", insert.seq
+    if insert.key_tokens > most_computed(birth.stay, insert.seq):
+        return "more was inserted than was computed", insert.seq
+    return in_doubt(o.memory, o.r, birth.stay, insert.seq, COMPUTES)
+
+
 @ORIGIN
 def it_came_into_l1_and_did_not_leave(o: Origin) -> Iterator[Why]:
     """Looking back: an insert of what the request itself had computed; or what was found at attach; or a load-back (the
@@ -589,7 +623,7 @@ def it_came_into_l1_and_did_not_leave(o: Origin) -> Iterator[Why]:
             break
         if move.insert is not None and move.use is not None:
             computed = o.block.born(move.use, move.insert.seq)
-            if computed is not None and (doubt := in_doubt(o.memory, o.r, computed.stay, move.insert.seq)):
+            if computed is not None and (doubt := _no_birth(o, computed, move.insert)):
                 why, events = doubt[0], [At(doubt[1])]
                 computed = None
             if computed is not None and (birth is None or computed.launched.seq > birth.launched.seq):
@@ -664,7 +698,7 @@ def its_request_was_in_order(g: Reading) -> Iterator[Why]:
     """Nothing contradicts in the stay that the load-back was queued for, up to then."""
     if g.load.stay is None:
         yield "a load-back for nobody known", g.load.queued
-    elif doubt := in_doubt(g.memory, g.r, g.load.stay, g.load.queued.seq):
+    elif doubt := in_doubt(g.memory, g.r, g.load.stay, g.load.queued.seq, LOADS):
         yield doubt[0], At(doubt[1])
 
 
@@ -728,7 +762,7 @@ def the_backup_was_acknowledged_in_time(g: Reading) -> Iterator[Why]:
         yield "positions, tokens and slots of the backup are not the same whole pages", b.queued
     elif g.r.epoch(b.queued.seq) != g.block.epoch:
         yield "a backup of another epoch", b.queued
-    elif b.launch is None or b.premature or not b.acks or b.acks[0].seq > g.by:
+    elif b.launch is None or b.premature is not None or not b.acks or b.acks[0].seq > g.by:
         yield "the backup was not launched and acknowledged in time", b.queued
     elif len(b.acks) > 1:
         yield "the backup was acknowledged twice", *b.acks
@@ -792,7 +826,7 @@ def it_was_asked_for(g: Reading) -> Iterator[Why]:
     admission = admission_of(f.stay)
     if (admission is not None and admission.seq < done.seq) or any(e.seq < done.seq for e in f.stay.of(ev.Released)):
         yield "a prefetch for a request that did not wait any more", done
-    if doubt := in_doubt(g.memory, g.r, f.stay, done.seq):
+    if doubt := in_doubt(g.memory, g.r, f.stay, done.seq, FETCHES):
         yield doubt[0], At(doubt[1])
     if g.r.epoch(f.asked.seq) != g.block.epoch or g.r.epoch(done.seq) != g.block.epoch:
         yield "a prefetch of another epoch", f.asked, done
@@ -800,7 +834,7 @@ def it_was_asked_for(g: Reading) -> Iterator[Why]:
 
 @FETCHED
 def it_was_looked_up(g: Reading) -> Iterator[Why]:
-    """Between asking and end the look-up found at least as many tokens as came, and nothing raised."""
+    """Before it ended the look-up for it found at least as many tokens as came, and nothing raised."""
     f = g.fetch
     if f.looked_up is None:
         yield "nothing was looked up in storage", f.asked, f.done
@@ -947,7 +981,7 @@ def no_hook_failed_meanwhile(s: Span) -> Iterator[Why]:
     alone, since that request was queued."""
     names = {name for _, told in s.r.coverage for name in s.hooks(told)}
     for event in s.r.of(ev.HookFailed):
-        name = s.r.name(event.hook)
+        name = s.r.name(event.hook, event.seq)
         since = s.stay.queued.seq if name in OWN else s.first
         if (name is None or name in names) and event.seq < s.last and (event.seq > since or event.count >= OFTEN):
             yield f"{name} failed", event

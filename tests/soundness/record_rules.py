@@ -96,13 +96,6 @@ def texts_have_one_meaning(r: Relations) -> Iterator[Doubt]:
             yield from ((t.seq, t.seq, "a number gets a second meaning") for t in told if t.text != told[0].text)
 
 
-@rule
-def requests_have_names(r: Relations) -> Iterator[Doubt]:
-    """The request that a request's event names has been given a name before."""
-    for seq in r.unnamed:
-        yield seq, seq, "an event about a request without a name"
-
-
 # --- facts -------------------------------------------------------------------------------------------
 
 CONSTANT = (
@@ -219,7 +212,7 @@ def the_pool_counts_alike(r: Relations) -> Iterator[Doubt]:
         if available is not None and available + change != told:
             yield last, event.seq, "the host pool counts otherwise"
         if told < 0 or (isinstance(total, int) and told > total):
-            yield event.seq, event.seq, "the host pool has more free slots than slots"
+            yield event.seq, event.seq, "the host pool has less than no free slots, or more than slots"
         available, last = told, event.seq
 
 
@@ -242,9 +235,9 @@ def evictions_begin_and_end(r: Relations) -> Iterator[Doubt]:
 
 @rule
 def what_leaves_l1_leaves_in_an_eviction(r: Relations) -> Iterator[Doubt]:
-    """A node leaves L1 within an eviction; an eviction that ends has begun; an acknowledgement is one of a transfer."""
+    """A node leaves L1 within an eviction; an eviction that ends has begun."""
     for event in r.stray:
-        yield event.seq, event.seq, f"{type(event).__name__} of nothing that is known"
+        yield event.seq, event.seq, f"{type(event).__name__} of an eviction that did not begin"
 
 
 @rule
@@ -293,8 +286,8 @@ def transfers_take_what_waits(r: Relations) -> Iterator[Doubt]:
 def nothing_is_acknowledged_before_it_is_launched(r: Relations) -> Iterator[Doubt]:
     """A backup is acknowledged after its launch."""
     for copy in r.backups:
-        if copy.premature:
-            yield copy.queued.seq, r.last, "a copy that was acknowledged without being launched"
+        if copy.premature is not None:
+            yield copy.queued.seq, copy.premature.seq, "a copy that was acknowledged without being launched"
 
 
 # --- what was there at attach ------------------------------------------------------------------------

@@ -85,8 +85,8 @@ class Copy:
     """The host page of each page of tokens, from ``queued.start`` on."""
     launch: Launch | None = None
     acks: list[ev.BackupAcked | ev.LoadDone] = field(default_factory=list)
-    premature: bool = False
-    """Acknowledged before it was launched."""
+    premature: ev.BackupAcked | None = None
+    """Its acknowledgement before it was launched."""
 
     @property
     def ended(self) -> ev.BackupAcked | ev.LoadDone | None:
@@ -105,7 +105,6 @@ class Launch:
     copies: list[Copy]
     unseen: list[ev.InFlight]
     since: int
-    ends: list[ev.LoadDone] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -118,7 +117,7 @@ class Fetch:
     """Host pages, from ``done.start`` on."""
     asked: ev.PrefetchAsked | None
     looked_up: ev.StorageLookedUp | None
-    """The last look-up since it was asked for."""
+    """The last look-up since the prefetch before had ended."""
     ends: int
     """How many prefetches of the stay had ended since it was asked for."""
     failed: ev.StorageFailed | None
@@ -303,8 +302,8 @@ class Relations:
         self.host: dict[int, list[Touch]] = defaultdict(list)
         """By host page."""
         self.calls: list[Call] = []
-        self.stray: list[ev.Event] = []
-        """Acknowledgements of nothing known; victims and ends outside an eviction."""
+        self.stray: list[ev.EvictedL1 | ev.EvictEnd] = []
+        """Victims and ends outside an eviction."""
         self._copies_and_slots()
         self.sightings: dict[tuple[int, int], list[Sighting]] = defaultdict(list)
         """By epoch and node."""
@@ -329,10 +328,14 @@ class Relations:
     def emptied_between(self, first: int, last: int) -> bool:
         return any(first < seq < last for seq in self.emptied)
 
-    def name(self, number: int) -> str | None:
-        """The request id behind a number; None: it has none, or two."""
+    def name(self, number: int, seq: int) -> str | None:
+        """The text behind a number at event ``seq``; None: it has none yet, or two."""
         told = self.texts.get(number)
-        return told[0].text if told and all(text.text == told[0].text for text in told) else None
+        if told is None or told[0].seq > seq:
+            return None
+        if len(told) > 1 and any(text.text != told[0].text for text in told if text.seq < seq):
+            return None
+        return told[0].text
 
     def alike(self, use: Use, position: int) -> list[Use]:
         """The sequences (requests and found nodes) that the digests show to begin like ``use``, but for less than a
@@ -374,16 +377,12 @@ class Relations:
                 into[event.kind].append((event.seq, told))
 
     def _requests(self) -> None:
-        self.unnamed: list[int] = []
-        """Events about a request that has no name yet."""
         current: dict[str, Stay] = {}
         unqueued: dict[str, Use] = {}
         for event in self.events:
             if type(event) not in _SUBJECTS or not event.req:  # type: ignore[attr-defined]
                 continue
-            rid = self.name(event.req)  # type: ignore[attr-defined]
-            if rid is None or self.texts[event.req][0].seq > event.seq:  # type: ignore[attr-defined]
-                self.unnamed.append(event.seq)
+            rid = self.name(event.req, event.seq)  # type: ignore[attr-defined]
             if rid is None:
                 continue
             stay = current.get(rid)
@@ -455,6 +454,8 @@ class Relations:
                 if told.first_cell != len(cells):
                     return "digests that do not continue those before"
                 cells += told.digests
+            elif not told.digests:
+                continue
             elif len(told.digests) != 1 or points.setdefault(told.position, told.digests[0]) != told.digests[0]:
                 return "two digests of one prefix"
             elif told.position and not told.position % self.grid and told.position // self.grid <= len(cells):
@@ -486,7 +487,6 @@ class Relations:
         unseen: dict[int, list[ev.InFlight]] = {ev.Direction.D2H: [], ev.Direction.H2D: []}
         since = {ev.Direction.D2H: 0, ev.Direction.H2D: 0}
         running: dict[int, Launch] = {}
-        flying: dict[int, ev.InFlight] = {}
         digests: dict[int, ev.ResidentDigests] = {}
         nodes: dict[int, Found] = {}
         stack: list[Call] = []
@@ -512,7 +512,7 @@ class Relations:
                         self._write(event.seq, event.slots, copy, event.start, copy.pages)
                 case ev.TransferStarted():
                     way = event.direction
-                    launch = Launch(event, waiting.get(way, []), unseen.get(way, []), since.get(way, 0))
+                    launch = Launch(event, waiting.get(way, []), unseen.get(way, []), since.get(way, event.seq))
                     self.launches.append(launch)
                     running[event.transfer] = launch
                     for copy in launch.copies:
@@ -526,18 +526,11 @@ class Relations:
                     for copy in known:
                         copy.acks.append(event)
                     for copy in early:
-                        copy.premature = True
-                    before = flying.get(event.transfer)
-                    if not known and (before is None or event.node not in before.nodes):
-                        queued = [i for i in carrier.unseen if event.node in i.nodes] if carrier is not None else []
-                        if not queued:
-                            self.stray.append(event)
+                        copy.premature = event
+                        waiting[ev.Direction.D2H].remove(copy)
                 case ev.LoadDone():
                     carrier = running.get(event.transfer)
-                    if carrier is None and event.transfer not in flying:
-                        self.stray.append(event)
-                    elif carrier is not None:
-                        carrier.ends.append(event)
+                    if carrier is not None:
                         for copy in carrier.copies:
                             copy.acks.append(event)
                 case ev.PrefetchDone():
@@ -565,9 +558,7 @@ class Relations:
                     looking = Snapshot(event)
                     self.snapshots.append(looking)
                 case ev.InFlight():
-                    if event.launched:
-                        flying[event.transfer] = event
-                    elif event.direction in unseen:
+                    if not event.launched and event.direction in unseen:
                         unseen[event.direction].append(event)
                     if looking is None:
                         self.homeless.append(event)
@@ -604,7 +595,6 @@ class Relations:
                     for each in (*waiting.values(), *unseen.values()):
                         each.clear()
                     running.clear()
-                    flying.clear()
                     digests.clear()
                     nodes.clear()
                     stack.clear()
@@ -621,9 +611,12 @@ class Relations:
         stay = self.stay_of.get(done.seq)
         before = [e for e in stay.events if e.seq < done.seq] if stay is not None else []
         asked = next((e for e in reversed(before) if isinstance(e, ev.PrefetchAsked)), None)
-        since = [e for e in before if asked is not None and e.seq > asked.seq]
+        every = [e for e in before if isinstance(e, ev.PrefetchDone | ev.PrefetchRevoked)]
+        ends = [e for e in every if asked is not None and e.seq > asked.seq]
+        # A thread looks up: its answer may be recorded before the call that asked for it returns.
+        over = every[-1].seq if every else 0
+        since = [e for e in before if e.seq > over]
         told = [e for e in since if isinstance(e, ev.StorageLookedUp)]
-        ends = [e for e in since if isinstance(e, ev.PrefetchDone | ev.PrefetchRevoked)]
         failed = [e for e in since if isinstance(e, ev.StorageFailed) and e.work != ev.StorageWork.WRITE]
         return Fetch(
             done,

@@ -43,18 +43,6 @@ def loaded(stay: Stay, match: ev.Matched, admission: ev.Admission) -> int:
     return sum(copy.queued.tokens for copy in stay.loads if match.seq < copy.queued.seq < admission.seq)
 
 
-def bound(stay: Stay, before: int) -> int:
-    """How many tokens of the request can be in L1 at event ``before``: reused, computed by launched passes, decoded."""
-    passes = [e for e in stay.of(ev.Prefill) if e.seq < before]
-    if not passes:
-        return 0
-    end = passes[-1].end
-    released = stay.released
-    if passes[-1].last and released is not None and released.seq > before:
-        end = max(end, stay.queued.prompt_tokens + released.output_tokens)
-    return end
-
-
 @rule
 def one_id_is_one_request_at_a_time(s: Stay) -> Iterator[Doubt]:
     """An id is queued again only after the request has ended or was retracted."""
@@ -71,10 +59,18 @@ def digests_fit_pages_and_prompt(s: Stay) -> Iterator[Doubt]:
         yield s.queued.seq, s.use.wrong
 
 
+def acted_on(s: Stay) -> list[ev.Matched]:
+    """The matches that the admission or a load-back builds on."""
+    admission = admission_of(s)
+    ends = [admission.seq] if admission is not None else []
+    matches = [match_of(s, seq) for seq in (*ends, *(copy.queued.seq for copy in s.loads))]
+    return list({m.seq: m for m in matches if m is not None}.values())
+
+
 @rule
 def a_path_is_a_path(s: Stay) -> Iterator[Doubt]:
     """A matched path has no hole: what is in L1, then what is in L2, to the end of what matched and the best node."""
-    for e in s.of(ev.Matched):
+    for e in acted_on(s):
         position, device, below = 0, 0, False
         for step in e.path:
             if step.start != position or step.end <= step.start:
@@ -155,22 +151,24 @@ def a_decision_says_what_was_queued(s: Stay) -> Iterator[Doubt]:
 
 
 @rule
+def passes_begin_behind_the_admitted_prefix(s: Stay) -> Iterator[Doubt]:
+    """The first pass comes after the admission, and begins where the admitted prefix ends."""
+    passes, admission = s.of(ev.Prefill), admission_of(s)
+    if passes and (admission is None or passes[0].seq < admission.seq):
+        yield passes[0].seq, "computed before it was admitted"
+    elif passes and admission is not None and passes[0].start != admission.prefix:
+        yield passes[0].seq, "the passes leave a hole, or compute reused tokens"
+
+
+@rule
 def passes_follow_one_another(s: Stay) -> Iterator[Doubt]:
-    """Passes come after the admission, begin where it or the pass before ended, each in a batch of its own; the last one
-    is called the last."""
-    passes = s.of(ev.Prefill)
-    if not passes:
-        return
-    admission = admission_of(s)
-    if admission is None or passes[0].seq < admission.seq:
-        if not isinstance(s.queued, ev.WaitingAtAttach):
-            yield passes[0].seq, "computed before it was admitted"
-        return
-    position = admission.prefix
+    """A pass begins where the one before ended, in a batch of its own; the last one is called the last."""
+    position: int | None = None
     batches: set[int] = set()
+    passes = s.of(ev.Prefill)
     for number, e in enumerate(passes):
-        if e.start != position or e.end <= e.start:
-            yield e.seq, "the passes leave a hole, or compute reused tokens"
+        if (position is not None and e.start != position) or e.end <= e.start:
+            yield e.seq, "the passes leave a hole"
         if e.batch in batches:
             yield e.seq, "a batch twice"
         if e.last and number < len(passes) - 1:
@@ -199,10 +197,10 @@ LATE = (
     ev.LoadQueued,
     ev.Admission,
     ev.Prefill,
-    ev.Inserted,
     ev.Released,
     ev.AbortedInQueue,
 )
+"""What a claim about a request rests on, and what ends it."""
 
 
 @rule
@@ -217,21 +215,3 @@ def nothing_comes_after_the_end(s: Stay) -> Iterator[Doubt]:
             over = e
         if isinstance(e, ev.AbortedInQueue) and s.of(ev.Prefill) and s.of(ev.Prefill)[0].seq < e.seq:
             yield e.seq, "aborted in the queue, and computed before"
-
-
-@rule
-def only_what_was_computed_is_inserted(s: Stay) -> Iterator[Doubt]:
-    """What is put into the tree was reused, computed by passes that were launched before, or decoded; its path has no
-    hole and ends where it does."""
-    for e in s.of(ev.Inserted):
-        if e.key_tokens > bound(s, e.seq) and not isinstance(s.queued, ev.WaitingAtAttach):
-            yield e.seq, "more was inserted than was computed"
-        position = 0
-        for step in e.path:
-            if step.start != position or step.end <= step.start:
-                break
-            position = step.end
-        if position != e.key_tokens or (e.path and e.path[-1].node != e.node):
-            yield e.seq, "the path of an insert is not what was inserted"
-        if not 0 <= e.existing <= e.key_tokens:
-            yield e.seq, "more was there before than was inserted"

@@ -13,7 +13,7 @@ from kvwitness.patches.schema import format as fmt
 from kvwitness.tracer.judgement import judge
 from kvwitness.tracer.model import Grade, Tier
 from soundness.compare import compare, journal_as_read
-from soundness.oracle import Oracle
+from soundness.oracle import Oracle, Recorded
 from soundness.run import bases, one
 from soundness.simulate import Server, simulated
 
@@ -267,7 +267,7 @@ def test_two_threads_write_their_own_chunks() -> None:
         s.serve([(rid, tokens)])
     lanes = [[e for e in s.events if (e.seq % 3 == 0) == turn] for turn in (False, True)]
     assert _grade(lanes, "c") is Grade.CONFIRMED
-    oracle = Oracle(lanes)
+    oracle = Oracle([Recorded(lanes)])
     attempt = next(a for a in oracle.attempts() if a.use.rid == "c")
     assert oracle.refusal(attempt, "L2", 0, 64) is None
     acked = next(e for e in s.events if isinstance(e, ev.BackupAcked))
