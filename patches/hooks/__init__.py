@@ -17,6 +17,7 @@ from kvwitness.patches.hooks import (
     storage_threads,
     unified_obj,
     unified_tree,
+    weights,
 )
 
 
@@ -36,4 +37,5 @@ def all_hooks() -> list[Hook]:
         *storage.HOOKS,
         *storage_threads.HOOKS,
         *http.HOOKS,
+        *weights.HOOKS,
     ]

@@ -79,7 +79,7 @@ class Attachment:
         self._about = about
         self._tree = check_scheduler(scheduler)
         self._witness = Witness(config)
-        self._swaps = Swaps(all_hooks(), self._witness)
+        self._swaps = Swaps(all_hooks(), self._witness, scheduler)
         self._walk: Walk | None = None
         self._course: Iterator[None] | None = None
         self._left: tuple[str, ...] = ()
