@@ -11,6 +11,7 @@ from kvwitness.patches.hooks import (
     hiradix_04,
     host_pool,
     http,
+    launch,
     layers,
     scheduler,
     storage,
@@ -36,6 +37,7 @@ def all_hooks() -> list[Hook]:
         *host_pool.HOOKS,
         *storage.HOOKS,
         *storage_threads.HOOKS,
+        *launch.HOOKS,
         *http.HOOKS,
         *weights.HOOKS,
     ]
