@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import shutil
 import signal
@@ -19,9 +20,12 @@ from standby.served import Served, served
 
 from cli.conftest import Command
 from cli.test_attach import SLEEP, child
+from kvwitness.collectors.journal import find_journals, read_journal
 from kvwitness.collectors.live import inject as inject_module
 from kvwitness.collectors.live import preflight
 from kvwitness.patches.schema import control
+from kvwitness.patches.schema import events as ev
+from kvwitness.patches.start import VARIABLE, given_id
 
 needs_gdb = pytest.mark.skipif(shutil.which("gdb") is None, reason="gdb is not installed")
 KVWITNESS = [sys.executable, "-c", "from kvwitness.tracer.cli import main; main()"]
@@ -58,6 +62,32 @@ def test_without_gdb(kvwitness: Command, monkeypatch: pytest.MonkeyPatch) -> Non
         line = refused(kvwitness, server)
         assert "gdb is not installed" in line and "apt-get install gdb" in line and "--standby" in line
         as_before(server)
+
+
+@needs_gdb
+@pytest.mark.parametrize("given", ["", "run 7"])
+def test_the_ranks_of_one_attachment_have_one_start(
+    kvwitness: Command, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.setenv(VARIABLE, given)
+    starts = []
+    with served("--ranks", "2") as server:
+        for number in (1, 2):
+            folder = Path(f"data{number}").absolute()
+            assert kvwitness("attach", "--url", server.url, "--live", "--yes", "--dir", folder).exit_code == 0
+            assert kvwitness("detach", "--url", server.url, "--dir", folder).exit_code == 0
+            facts = [
+                json.loads(e.json) for path in find_journals(folder) for e in read_journal(path).events if is_own(e)
+            ]
+            assert len(facts) == 2 and facts[0]["host"] == facts[1]["host"]
+            assert facts[0]["key"] == facts[1]["key"]
+            starts.append({process["start"] for process in facts})
+    assert [len(found) for found in starts] == [1, 1]
+    assert (starts[0] == starts[1] == {given_id()}) if given else starts[0] != starts[1]
+
+
+def is_own(event: object) -> bool:
+    return isinstance(event, ev.Facts) and event.kind == ev.FactKind.PROCESS
 
 
 @contextmanager
