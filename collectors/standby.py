@@ -76,7 +76,8 @@ def sockets_in(directory: Path) -> dict[int, Path]:
 
 
 def ask(path: Path, command: str, timeout_s: float = _ANSWER_S, about: Mapping[str, str | int] | None = None) -> Answer:
-    """Send one command to a control socket; ``about`` is what an attachment's journal shall say of the way in.
+    """Send one command to a control socket; ``about`` is what goes with it: of an attachment, what its journal
+    shall say of the way in and of the server's start.
 
     Returns when the connection was closed: a socket that goes with its attachment is gone by then. Raises
     :class:`ControlError`.

@@ -64,6 +64,9 @@ class Hook:
     beside: str = ""
     """Another attribute that the class must define, too: it tells apart what one name and one signature mean in
     different generations."""
+    bound: bool = False
+    """The scheduler binds the function when it is constructed and calls what it bound: whoever comes later has to
+    replace that, too."""
 
     @property
     def target(self) -> str:

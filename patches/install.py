@@ -180,10 +180,11 @@ def install() -> Installer | None:
 
             stand_by(config)
             return None
-        from kvwitness.patches.hooks import all_hooks
+        from kvwitness.patches.hooks import all_hooks, launch
 
         installer = Installer(Witness(config), all_hooks())
         installer.install()
+        launch.begin_if_launching()
     except ConfigError as error:
         logger.error("kvwitness is off in this process: %s", error)
         return None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
+import socket
 import sys
 from typing import Any
 
 from kvwitness.patches.contract import MARK
+from kvwitness.patches.start import host_id, key_id, start_id
 from kvwitness.patches.witness import Witness
 
 # Server arguments that decide what HiCache does. Nothing else is recorded: arguments can hold secrets.
@@ -49,10 +51,16 @@ def sglang_version() -> str:
         return "unknown"
 
 
-def describe_process(role: str, server_args: Any) -> dict[str, Any]:
-    """Role, SGLang version and the arguments that matter."""
+def describe_process(w: Witness, role: str, server_args: Any, start: str | None = None) -> dict[str, Any]:
+    """Role, which start on which host, SGLang version and the arguments that matter.
+
+    ``start``: the id of the start, where whoever attached has given one.
+    """
     return {
         "role": role,
+        "start": start or start_id(),
+        "host": host_id(socket.gethostname(), w.digest_key),
+        "key": key_id(w.digest_key),
         "sglang": sglang_version(),
         "arguments": {name: getattr(server_args, name) for name in _ARGUMENTS if hasattr(server_args, name)},
     }

@@ -179,6 +179,8 @@ class Witness:
         self.next_call = itertools.count(1).__next__
         self.next_transfer = itertools.count(1).__next__
         self.next_batch = itertools.count(1).__next__
+        self.next_update = itertools.count(1).__next__
+        """Changes of the weights."""
 
     # --- journal -------------------------------------------------------------------------------------
 

@@ -11,12 +11,14 @@ from kvwitness.patches.hooks import (
     hiradix_04,
     host_pool,
     http,
+    launch,
     layers,
     scheduler,
     storage,
     storage_threads,
     unified_obj,
     unified_tree,
+    weights,
 )
 
 
@@ -35,5 +37,7 @@ def all_hooks() -> list[Hook]:
         *host_pool.HOOKS,
         *storage.HOOKS,
         *storage_threads.HOOKS,
+        *launch.HOOKS,
         *http.HOOKS,
+        *weights.HOOKS,
     ]

@@ -23,7 +23,7 @@ def _enter_init(w: Witness, args: Args, kwargs: Kwargs) -> None:
 
 
 def _after_init(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
-    w.facts(FactKind.PROCESS, describe_process("http", argument(args, kwargs, 1, "server_args")))
+    w.facts(FactKind.PROCESS, describe_process(w, "http", argument(args, kwargs, 1, "server_args")))
 
 
 def _after_request(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) -> None:

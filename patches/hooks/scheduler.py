@@ -68,7 +68,7 @@ def _with_ranks(ranks: str) -> Hook:
 
 def _after_scheduler_init(w: Witness, _: Any, result: Any, args: Args, kwargs: Kwargs) -> None:
     server_args = argument(args, kwargs, 1, "server_args")
-    facts = describe_process("scheduler", server_args)
+    facts = describe_process(w, "scheduler", server_args)
     w.on_open.append(lambda: w.facts(FactKind.PROCESS, facts))
     w.facts(FactKind.PROCESS, facts)
 

@@ -225,6 +225,7 @@ def _hook(
     parameters: str,
     link: str = "",
     name: str = "",
+    bound: bool = False,
     **observers: Any,
 ) -> Hook:
     return Hook(
@@ -235,6 +236,7 @@ def _hook(
         parameters=("self", *parameters.split()),
         links=(link,) if link else (),
         family=family,
+        bound=bound,
         **observers,
     )
 
@@ -295,6 +297,8 @@ HOOKS: tuple[Hook, ...] = (
     _hiradix("_revoke_pending_prefetch", "req_id", enter=_enter_revoked_by_id),
     _hiradix("write_backup_storage", "node", seen=_after_storage_backup),
     # Every rank answers for itself; what the tree never heard of (not idle) is answered here, too.
-    _hook(SCHEDULER, "Scheduler", COMMON, "attach_hicache_storage_wrapped", "recv_req", seen=_after_attach),
-    _hook(SCHEDULER, "Scheduler", COMMON, "detach_hicache_storage_wrapped", "recv_req", seen=_after_detach),
+    *(
+        _hook(SCHEDULER, "Scheduler", COMMON, f"{what}_hicache_storage_wrapped", "recv_req", bound=True, seen=seen)
+        for what, seen in (("attach", _after_attach), ("detach", _after_detach))
+    ),
 )

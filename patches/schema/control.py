@@ -23,6 +23,9 @@ DETACH: Final = "detach"
 LEAVE: Final = "leave"
 """End the socket and its thread, where they came into a running process and nothing is attached."""
 
+START: Final = "start"
+"""With ``attach``: the id of the start, the same for all ranks (kvwitness.patches.start)."""
+
 CLAIMED: Final = ".taken"
 REPORT: Final = ".report"
 """What follows the name of a request that was injected: claimed by the process, answered by it."""

@@ -889,6 +889,8 @@ class WeightsKind:
     IPC: Final = 4
     LORA_LOADED: Final = 5
     LORA_UNLOADED: Final = 6
+    CHECK: Final = 7
+    """SGLang's check of an update fills the weights with random values first."""
 
     NAMES: Final = {
         DISK: "from disk",
@@ -897,6 +899,7 @@ class WeightsKind:
         IPC: "from another process",
         LORA_LOADED: "LoRA adapter loaded",
         LORA_UNLOADED: "LoRA adapter unloaded",
+        CHECK: "by a check that overwrites them",
     }
 
 

@@ -73,13 +73,14 @@ class Attachment:
     that the scheduler's thread does between two steps; the rest of the time the hooks are on their own.
     """
 
-    def __init__(self, config: Config, scheduler: Any, about: Mapping[str, Any]) -> None:
-        """``about``: what is known of the way in, for the journal."""
+    def __init__(self, config: Config, scheduler: Any, about: Mapping[str, Any], start: str | None) -> None:
+        """``about``: what is known of the way in, for the journal; ``start``: the id that all ranks share."""
         self._scheduler = scheduler
+        self._start = start
         self._about = about
         self._tree = check_scheduler(scheduler)
         self._witness = Witness(config)
-        self._swaps = Swaps(all_hooks(), self._witness)
+        self._swaps = Swaps(all_hooks(), self._witness, scheduler)
         self._walk: Walk | None = None
         self._course: Iterator[None] | None = None
         self._left: tuple[str, ...] = ()
@@ -120,7 +121,8 @@ class Attachment:
         recorder = w.open_journal("scheduler")
         self.journal = str(recorder.path)
         recorder.facts(FactKind.COVERAGE, {"hooks": [state.as_facts() for state in self._swaps.states]})
-        recorder.facts(FactKind.PROCESS, describe_process("scheduler", self._scheduler.server_args))
+        process = describe_process(w, "scheduler", self._scheduler.server_args, self._start)
+        recorder.facts(FactKind.PROCESS, process)
         recorder.facts(FactKind.ATTACH, self._about)
         w.ranks = ranks_of(self._scheduler)
 

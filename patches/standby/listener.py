@@ -24,6 +24,7 @@ from kvwitness.patches.schema import control
 from kvwitness.patches.schema.control import Problem, State
 from kvwitness.patches.standby.attachment import Attachment, Ending, Refused, check_scheduler, ranks_of
 from kvwitness.patches.standby.step import NoLoop, NoStep, Stepper
+from kvwitness.patches.start import is_id
 
 logger = logging.getLogger("kvwitness")
 
@@ -209,7 +210,9 @@ class Listener:
         if self._attachment is not None:
             raise Refused(Problem.ATTACHED, f"already attached, recording into {self._attachment.journal}")
         about = {name: request[name] for name in _ABOUT if isinstance(request.get(name), str | int)}
-        attachment = Attachment(self._config, self._scheduler, {"way": self._way, **about})
+        start = request.get(control.START)
+        start = start if is_id(start) else None
+        attachment = Attachment(self._config, self._scheduler, {"way": self._way, **about}, start)
         attachment.prepare()
         try:
             stepper = Stepper(self._scheduler, attachment)

@@ -1,7 +1,8 @@
 """Put all hooks in place at once, and the originals back at once.
 
 Everything that takes time (signatures, wrappers) is done beforehand; what is left is one assignment for each
-function. Only modules that are loaded are hooked: the server is up, what it uses is there.
+function, and one for each place where the scheduler has bound it. Only modules that are loaded are hooked: the server
+is up, what it uses is there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvwitness.patches.contract import Hook, Installed, mismatch, wrap
+from kvwitness.patches.standby.bound import Dispatched
 from kvwitness.patches.witness import Witness
 
 
@@ -27,6 +29,8 @@ class Swap:
     attribute: str
     original: Any
     wrapper: Any
+    bound: bool
+    """The scheduler calls what it has bound."""
 
     @property
     def name(self) -> str:
@@ -40,7 +44,8 @@ class Swap:
 class Swaps:
     """The hooks of one attachment."""
 
-    def __init__(self, hooks: Sequence[Hook], witness: Witness) -> None:
+    def __init__(self, hooks: Sequence[Hook], witness: Witness, scheduler: Any) -> None:
+        self._dispatched = Dispatched(scheduler)
         self.states = [Installed(hook) for hook in hooks]
         self._swaps: dict[tuple[int, str], Swap] = {}
         self._names: dict[tuple[int, str], set[str]] = {}
@@ -64,8 +69,11 @@ class Swaps:
         if wrong is not None:
             state.status, state.detail = "unknown_signature", wrong
             return
+        if hook.bound and not self._dispatched.has(original):
+            state.status, state.detail = "missing", f"the running scheduler does not call {hook.target}"
+            return
         key = (id(owner), hook.attribute)
-        swap = self._swaps.setdefault(key, Swap(owner, hook.attribute, original, original))
+        swap = self._swaps.setdefault(key, Swap(owner, hook.attribute, original, original, hook.bound))
         # One name may stand for several modules or families that lead to the same function: it is observed once.
         names = self._names.setdefault(key, set())
         if hook.name not in names:
@@ -81,6 +89,8 @@ class Swaps:
         try:
             for swap in self._swaps.values():
                 setattr(swap.owner, swap.attribute, swap.wrapper)
+                if swap.bound:
+                    self._dispatched.exchange(swap.original, swap.wrapper)
         except BaseException:
             self.put_back()
             raise
@@ -94,6 +104,8 @@ class Swaps:
         for swap in self._swaps.values():
             if swap.standing is swap.wrapper:
                 setattr(swap.owner, swap.attribute, swap.original)
+            if swap.bound:
+                self._dispatched.exchange(swap.wrapper, swap.original)
             if swap.standing is not swap.original:
                 left.append(swap.name)
         return tuple(left)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import shutil
 import signal
@@ -20,9 +21,12 @@ from standby.served import Served, served
 
 from cli.conftest import Command
 from cli.test_attach import SLEEP, child
+from kvwitness.collectors.journal import find_journals, read_journal
 from kvwitness.collectors.live import inject as inject_module
 from kvwitness.collectors.live import preflight
 from kvwitness.patches.schema import control
+from kvwitness.patches.schema import events as ev
+from kvwitness.patches.start import VARIABLE, given_id
 
 KVWITNESS = [sys.executable, "-c", "from kvwitness.tracer.cli import main; main()"]
 _SEIZE = 0x4206
@@ -91,6 +95,32 @@ def test_a_gdb_that_is_too_old_for_the_processor(
             shown = kvwitness("attach", "--url", server.url, "--live")
             assert shown.exit_code == 2 and len(shown.stderr.splitlines()) == 1 and "gdb 13.1" in shown.stderr
         as_before(server)
+
+
+@needs_gdb
+@pytest.mark.parametrize("given", ["", "run 7"])
+def test_the_ranks_of_one_attachment_have_one_start(
+    kvwitness: Command, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.setenv(VARIABLE, given)
+    starts = []
+    with served("--ranks", "2") as server:
+        for number in (1, 2):
+            folder = Path(f"data{number}").absolute()
+            assert kvwitness("attach", "--url", server.url, "--live", "--yes", "--dir", folder).exit_code == 0
+            assert kvwitness("detach", "--url", server.url, "--dir", folder).exit_code == 0
+            facts = [
+                json.loads(e.json) for path in find_journals(folder) for e in read_journal(path).events if is_own(e)
+            ]
+            assert len(facts) == 2 and facts[0]["host"] == facts[1]["host"]
+            assert facts[0]["key"] == facts[1]["key"]
+            starts.append({process["start"] for process in facts})
+    assert [len(found) for found in starts] == [1, 1]
+    assert (starts[0] == starts[1] == {given_id()}) if given else starts[0] != starts[1]
+
+
+def is_own(event: object) -> bool:
+    return isinstance(event, ev.Facts) and event.kind == ev.FactKind.PROCESS
 
 
 @contextmanager

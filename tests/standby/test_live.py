@@ -170,8 +170,8 @@ def test_rounds_of_attach_and_detach_leave_nothing(
         assert before["kvwitness"] is None
         way = way_into(pid)
         sizes = []
-        for number in range(4):
-            if number == 3:
+        for number in range(5):
+            if number == 4:
                 monkeypatch.setattr(inject_module, "patches_folder", lambda: another)
             injection = inject(pid, way, tmp_path, QUOTA)
             assert injection.report.ok, injection
@@ -188,8 +188,9 @@ def test_rounds_of_attach_and_detach_leave_nothing(
         assert after["originals"] and after["same_path"] and after["new_names"] == []
         assert after["threads"] == before["threads"]
         assert after["kvwitness"] == str(another / "__init__.py")
-        assert sizes[2] == sizes[1]
-        assert len(find_journals(tmp_path)) == 4
+        # By the third Python has taken what memory it needs for good.
+        assert sizes[3] == sizes[2]
+        assert len(find_journals(tmp_path)) == 5
         assert list((tmp_path / control.FOLDER).iterdir()) == []
 
 

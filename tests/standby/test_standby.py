@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import stat
@@ -23,6 +24,7 @@ from kvwitness.patches.schema import events as ev
 from kvwitness.patches.standby import listener as listener_module
 from kvwitness.patches.standby import wait
 from kvwitness.patches.standby.step import NoStep, Stepper
+from kvwitness.patches.start import is_id
 from standby.fakes import PAGE, HiRadixCache, Node, Scheduler, sglang
 
 TOKENS = list(range(100, 100 + 6 * PAGE))
@@ -221,6 +223,23 @@ def test_twice_is_refused_and_again_is_a_new_journal(config: Config, loop: Loop)
         assert ask(path, control.ATTACH).problem == control.Problem.ATTACHED
         assert ask(path, control.DETACH).ok
         assert len(find_journals(config.directory)) == count
+
+
+def test_the_start_is_whoever_attaches_own_and_without_one_nobody_elses(config: Config, loop: Loop) -> None:
+    path = control_socket(config)
+    given = "0123456789abcdef"
+    for about in ({control.START: given}, {}, {control.START: "no id"}):
+        assert ask(path, control.ATTACH, about=about).ok
+        assert ask(path, control.DETACH).ok
+    facts = [
+        json.loads(event.json)
+        for journal in map(read_journal, find_journals(config.directory))
+        for event in journal.events
+        if isinstance(event, ev.Facts) and event.kind == ev.FactKind.PROCESS
+    ]
+    starts = [process["start"] for process in facts]
+    assert starts.count(given) == 1 and len(set(starts)) == 3 and all(map(is_id, starts))
+    assert len({(process["host"], process["key"]) for process in facts}) == 1
 
 
 def test_a_function_that_was_wrapped_by_something_else_is_named_and_left(config: Config, loop: Loop) -> None:

@@ -13,7 +13,8 @@ import click
 from kvwitness.collectors.server_info import ServerInfo
 from kvwitness.collectors.standby import Answer
 from kvwitness.collectors.target import NoTarget, Target, folder_of
-from kvwitness.patches.schema.control import ATTACH, DETACH, State, Way
+from kvwitness.patches.schema.control import ATTACH, DETACH, START, State, Way
+from kvwitness.patches.start import given_id, new_id
 from kvwitness.tracer.cli.errors import UserError
 from kvwitness.tracer.cli.go_in import Plan, go_in, leave, plan, why_not_live
 from kvwitness.tracer.cli.output import json_option, note, print_json
@@ -129,7 +130,7 @@ def attach(
 def _attach_all(ranks: Sequence[Rank]) -> list[Answer]:
     """All ranks, or UserError and none."""
     try:
-        answers = every_rank(ranks, ATTACH)
+        answers = every_rank(ranks, ATTACH, {START: given_id() or new_id()})
         failed = [(rank, answer) for rank, answer in _pairs(ranks, answers) if not answer.ok]
         if failed:
             rank, answer = failed[0]

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -151,17 +152,17 @@ def refused(process: TargetProcess, answer: Answer, undone: str = "") -> UserErr
     return UserError(f"{answer.error}{undone}", process.where, _REMEDIES.get(answer.problem, OUTSIDE))
 
 
-def every_rank(ranks: Sequence[Rank], command: str) -> list[Answer]:
-    """Send a command to all ranks at once: they work in step."""
+def every_rank(ranks: Sequence[Rank], command: str, more: Mapping[str, str] = MappingProxyType({})) -> list[Answer]:
+    """Send a command, and ``more`` that is the same for all, to all ranks at once: they work in step."""
     if not ranks:
         return []
     with ThreadPoolExecutor(len(ranks)) as pool:
-        return list(pool.map(lambda rank: _send(rank, command), ranks))
+        return list(pool.map(lambda rank: _send(rank, command, more), ranks))
 
 
-def _send(rank: Rank, command: str) -> Answer:
+def _send(rank: Rank, command: str, more: Mapping[str, str]) -> Answer:
     try:
-        return ask(rank.socket, command, about=rank.about)
+        return ask(rank.socket, command, about={**rank.about, **more})
     except ControlError as error:
         return Answer(False, rank.process.pid, Problem.FAILED, str(error))
 

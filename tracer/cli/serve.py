@@ -14,6 +14,7 @@ import click
 
 from kvwitness.collectors.journal import find_journals
 from kvwitness.collectors.standby import STANDBY_VARIABLE
+from kvwitness.patches.start import INHERITED
 from kvwitness.tracer.cli.digest import DIGEST_VARIABLE, digest_option
 from kvwitness.tracer.cli.errors import UserError
 from kvwitness.tracer.cli.output import json_option, note, print_json
@@ -86,7 +87,9 @@ def child_environment(outer: Mapping[str, str], directory: Path, way_in: Path) -
     """The environment of the traced server."""
     rest = outer.get("PYTHONPATH")
     path = f"{way_in}{os.pathsep}{rest}" if rest else str(way_in)
-    return {**outer, "KVWITNESS_DIR": str(directory), "PYTHONPATH": path}
+    # A server above this one has nothing to do with it.
+    kept = {name: value for name, value in outer.items() if name != INHERITED}
+    return {**kept, "KVWITNESS_DIR": str(directory), "PYTHONPATH": path}
 
 
 def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
