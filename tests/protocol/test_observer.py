@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from journal_tools import described
 
 from kvwitness.collectors.journal import read_journal
 from kvwitness.patches.recorder import Recorder
@@ -64,7 +65,11 @@ def backup(start: int, end: int, acked: int | None = 7, owner: str = "A", **more
 
 
 def rank(**facts: Any) -> InstanceFacts:
-    values: dict[str, Any] = {"facts": {"page_size": 16}, "epochs": (EpochFact(0, at(0)),), "requests": (request(),)}
+    values: dict[str, Any] = {
+        "facts": described({"page_size": 16}),
+        "epochs": (EpochFact(0, at(0)),),
+        "requests": (request(),),
+    }
     return fact(InstanceFacts, **{**values, **facts})
 
 

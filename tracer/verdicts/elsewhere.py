@@ -16,7 +16,7 @@ import msgspec
 from kvwitness.tracer.ledger.chains import Chain, shared_prefix
 from kvwitness.tracer.ledger.facts import InstanceFacts, RequestFacts, Residency
 from kvwitness.tracer.model import RangeVerdict, Reason, RequestVerdict, Tier
-from kvwitness.tracer.verdicts.groups import one_server
+from kvwitness.tracer.verdicts.groups import Server, servers_by_journal
 from kvwitness.tracer.verdicts.l2 import covers
 from kvwitness.tracer.verdicts.places import replica_of
 from kvwitness.tracer.verdicts.sentences import sentence
@@ -92,7 +92,7 @@ def explain_elsewhere(
     indexes = [_Index(instance) for instance in instances]
     requests = {(i.instance, r.rid, r.attempt): r for i in instances for r in i.requests}
     by_name = {instance.instance: instance for instance in instances}
-    server_of = one_server(instances)
+    server_of = servers_by_journal(instances)
     return tuple(
         _explained(verdict, requests[key], by_name[verdict.instance], indexes, server_of)
         if (key := (verdict.instance, verdict.rid, verdict.attempt)) in requests
@@ -106,7 +106,7 @@ def _explained(
     request: RequestFacts,
     own: InstanceFacts,
     indexes: Sequence[_Index],
-    server_of: Mapping[str, int],
+    server_of: Mapping[str, Server],
 ) -> RequestVerdict:
     chain = own.chains.get(verdict.rid)
     last = verdict.ranges[-1] if verdict.ranges else None
@@ -119,7 +119,8 @@ def _explained(
     best: tuple[_Held, InstanceFacts] | None = None
     for index in indexes:
         other = index.instance
-        same_server = server_of[other.instance] == server_of[own.instance]
+        server = server_of[own.instance]
+        same_server = server_of[other.instance] is server
         # The ranks that served the request have nothing to explain; another model's KV is another prefix, and where
         # prefixes are digested with another key nobody can tell.
         if verdict.rid in index.rids or (same_server and replica_of(other.facts.ranks) == replica_of(own.facts.ranks)):
@@ -127,7 +128,7 @@ def _explained(
         if _model(other) != _model(own) or _key(other) != _key(own):
             continue
         when = own.wall_time_ns(request.match.moment.t_ns)
-        held = index.held(chain, last.start, last.end, when, same_server=same_server)
+        held = index.held(chain, last.start, last.end, when, same_server=same_server and not server.doubt)
         if held is not None and (best is None or held.end > best[0].end):
             best = held, other
     if best is None:

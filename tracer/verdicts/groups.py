@@ -78,9 +78,9 @@ def groups(instances: Sequence[InstanceFacts]) -> tuple[Group, ...]:
     return tuple(group for server in servers(instances) for group in _groups(server))
 
 
-def one_server(instances: Sequence[InstanceFacts]) -> dict[str, int]:
-    """For each journal, by its name, a number that only the journals of the same start have."""
-    return {rank.instance: i for i, server in enumerate(servers(instances)) for rank in server.ranks}
+def servers_by_journal(instances: Sequence[InstanceFacts]) -> dict[str, Server]:
+    """The server of each journal, by the journal's name."""
+    return {rank.instance: server for server in servers(instances) for rank in server.ranks}
 
 
 def _start(instance: InstanceFacts) -> tuple[object, ...]:
