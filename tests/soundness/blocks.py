@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kvwitness.patches.schema import events as ev
-from soundness.relations import GONE, Copy, Found, Relations, Sighting, Stay, Use, agree
+from soundness.relations import GONE, Relations
 from soundness.stay_rules import match_of
+from soundness.things import Copy, Found, Sighting, Stay, Use, agree
 
 
 @dataclass(eq=False)
@@ -100,10 +101,9 @@ class Block:
                 if self.r.epoch(insert.seq) != self.epoch:
                     continue
                 step = next((s for s in insert.path if s.start <= self.low and self.high <= s.end), None)
-                if step is None or not self.is_held_by(step.node):
-                    if step is None or agree(use, self.use, self.high) is not True:
-                        continue
-                if not self.beside(step.node, insert.seq):
+                if step is None or self.beside(step.node, insert.seq):
+                    continue
+                if self.is_held_by(step.node) or agree(use, self.use, self.high):
                     yield Move(insert.seq, bool(step.on_device), insert=insert, use=use)
 
     def _left(self) -> Iterator[Move]:

@@ -16,7 +16,7 @@ from kvwitness.patches.schema.events import Closed, Event
 from kvwitness.tracer.judgement import SCHEDULER_ROLE, judge
 from kvwitness.tracer.model import Grade, RangeVerdict, Reason, RequestVerdict, Tier
 from soundness.oracle import Oracle, Recorded
-from soundness.relations import Stay
+from soundness.things import Stay
 
 CLAIMED = (Grade.CONFIRMED, Grade.VERIFIED)
 ORACLE_TIERS = (Tier.L1, Tier.L2, Tier.L3)

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kvwitness.patches.schema import events as ev
-from soundness.claim_rules import Page, Rules, Served, Why
-from soundness.relations import Copy, Relations
+from soundness.relations import Relations
+from soundness.rules import Rules, Why
+from soundness.subjects import Page, Served
+from soundness.things import Copy
 
 
 @dataclass(eq=False)

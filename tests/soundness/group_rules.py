@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from soundness.claim_rules import Rules, Why
-from soundness.relations import Relations, Stay
+from soundness.relations import Relations
+from soundness.rules import Rules, Why
+from soundness.things import Stay
 
 TOGETHER_NS = 120 * 10**9
 """Ranks of one start have opened their journals within this time."""

@@ -20,12 +20,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from kvwitness.patches.schema import events as ev
-from soundness import claim_rules, group_rules, record_rules, stay_rules
+from soundness import claim_rules, content_rules, group_rules, reading_rules, record_rules, span_rules, stay_rules
 from soundness.blocks import Block
-from soundness.claim_rules import LINKS, Page, Refusal, Rules, Served, Span
 from soundness.content_rules import CONTENT, Content, compared
 from soundness.group_rules import GROUP, Member, Ranks
-from soundness.relations import Relations, Stay, reach
+from soundness.relations import Relations
+from soundness.rules import Refusal, Rules
+from soundness.span_rules import LINKS, RECORDED, Span
+from soundness.subjects import Page, Served, served
+from soundness.things import Stay, reach
 from soundness.weights import weights_of
 
 EDGES: dict[type[ev.Event], tuple[str, ...]] = {
@@ -71,7 +74,7 @@ class Journal:
         self._why: dict[int, Refusal | None] = {}
 
     def served(self, stay: Stay) -> Served:
-        return claim_rules.served(self._memory, self.r, stay)
+        return served(self._memory, self.r, stay)
 
     def refusal(self, stay: Stay, tier: str, start: int, end: int) -> Refusal | None:
         """Why the events do not establish that ``tier`` served ``[start, end)``; None when they do."""
@@ -92,7 +95,7 @@ class Journal:
             first, last = min(first, *seqs), max(last, *seqs)
             kinds |= {type(e) for e in page.chain}
         links = LINKS[tier] + (LINKS["prefetched"] if ev.PrefetchDone in kinds else ())
-        return claim_rules.RECORDED.refusal(Span(self.r, tier, stay, first, last, links, self.flaws))
+        return RECORDED.refusal(Span(self.r, tier, stay, first, last, links, self.flaws))
 
     def pages(self, served: Served, tier: str, start: int, end: int) -> Iterator[Page]:
         """The pages to look at: every one that differs from its neighbour in any way that could matter."""
@@ -149,7 +152,7 @@ class Journal:
             seqs = [e.seq for pair in content.pairs for e in pair.events]
             if seqs:
                 span = Span(self.r, "L2", stay, min(seqs), max(seqs), LINKS["content"], self.flaws)
-                refused = claim_rules.RECORDED.refusal(span)
+                refused = RECORDED.refusal(span)
         return refused, compared(content) if refused is None else {}
 
     def _lows(self, start: int, end: int) -> range:
@@ -234,11 +237,12 @@ def rules() -> Iterator[tuple[str, list[Callable[..., Any]]]]:
     """Every list of rules, and what it is about."""
     yield "the record of one scheduler", list(record_rules.RECORD)
     yield "one stay of a request", list(stay_rules.STAY)
-    for module in (claim_rules, group_rules):
+    seen: list[object] = []
+    for module in (claim_rules, reading_rules, span_rules, content_rules, group_rules):
         for each in vars(module).values():
-            if isinstance(each, Rules):
+            if isinstance(each, Rules) and each not in seen:
+                seen.append(each)
                 yield each.about, list(each.all)
-    yield CONTENT.about, list(CONTENT.all)
 
 
 def listing() -> str:

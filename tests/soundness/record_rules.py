@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from kvwitness.patches.schema import events as ev
-from soundness.relations import TOO_LONG, Launch, Relations, Snapshot
+from soundness.relations import TOO_LONG, Relations
+from soundness.things import Launch, Snapshot
 
 
 class Flaw(NamedTuple):
@@ -133,9 +134,9 @@ def facts_do_not_change(r: Relations) -> Iterator[Doubt]:
         for seq, facts in told:
             for name in names:
                 value = facts.get(name)
-                if value is not None and known.setdefault(name, value) != value:
-                    if name != "write_policy" or not attached:
-                        yield (*EVERYTHING, f"the facts of event {seq} take back {name}")
+                changes = value is not None and known.setdefault(name, value) != value
+                if changes and not (name == "write_policy" and attached):
+                    yield (*EVERYTHING, f"the facts of event {seq} take back {name}")
 
 
 @rule

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from kvwitness.patches.schema import events as ev
-from soundness.relations import Stay
+from soundness.things import Stay
 
 Doubt = tuple[int, str]
 Rule = Callable[[Stay], Iterator[Doubt]]
@@ -182,13 +182,11 @@ def a_pass_has_one_result(s: Stay) -> Iterator[Doubt]:
     """The result of a pass comes once, after the pass, in the order of the passes."""
     order = {e.batch: at for at, e in enumerate(s.of(ev.Prefill))}
     launched = {e.batch: e.seq for e in s.of(ev.Prefill)}
-    expected = 0
-    for e in s.of(ev.PrefillDone):
+    for expected, e in enumerate(s.of(ev.PrefillDone)):
         if e.batch not in launched or launched[e.batch] > e.seq:
             yield e.seq, "the result of a pass that the request did not begin"
         elif order[e.batch] != expected:
             yield e.seq, "results of a batch twice, or not in order"
-        expected += 1
 
 
 LATE = (
@@ -208,9 +206,9 @@ def nothing_comes_after_the_end(s: Stay) -> Iterator[Doubt]:
     """A request is released or aborted once; what comes later is at most the result of a pass that it had begun."""
     over: ev.Event | None = None
     for e in s.events:
-        if over is not None and isinstance(e, LATE):
-            if not (isinstance(e, ev.Matched) and e.purpose == ev.MatchPurpose.OTHER):
-                yield e.seq, f"{type(e).__name__} after the request had ended"
+        probe = isinstance(e, ev.Matched) and e.purpose == ev.MatchPurpose.OTHER
+        if over is not None and isinstance(e, LATE) and not probe:
+            yield e.seq, f"{type(e).__name__} after the request had ended"
         if isinstance(e, ev.Released | ev.AbortedInQueue):
             over = e
         if isinstance(e, ev.AbortedInQueue) and s.of(ev.Prefill) and s.of(ev.Prefill)[0].seq < e.seq:

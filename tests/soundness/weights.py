@@ -6,8 +6,10 @@ from bisect import bisect_left
 
 from kvwitness.patches.schema import events as ev
 from soundness.blocks import Block
-from soundness.claim_rules import ORIGIN, READING, Origin, Page, Served
-from soundness.relations import Fetch, Relations, Stay
+from soundness.reading_rules import ORIGIN, READING
+from soundness.relations import Relations
+from soundness.subjects import Origin, Page, Served
+from soundness.things import Fetch, Stay
 
 KINDS = (ev.WeightsKind.DISK, ev.WeightsKind.TENSORS, ev.WeightsKind.DISTRIBUTED, ev.WeightsKind.IPC)
 """Changes of the base model; an adapter's KV has a cache namespace of its own."""
