@@ -358,9 +358,9 @@ def test_a_part_of_it_from_storage_is_read_and_the_rest_is_computed() -> None:
 ON, OFF = "file (prefetch policy timeout): attached", "Reject attach: scheduler is not idle."
 
 
-def rank(number: int, *changes: tuple[int, int, str] | None) -> InstanceFacts:
+def rank(number: int, *changes: tuple[int, int, str] | None, start: str = "of both ranks") -> InstanceFacts:
     """None: not recorded."""
-    server = Server(number, page=16, l1=96, l2=96, quiet=True)
+    server = Server(number, page=16, l1=96, l2=96, quiet=True, start=start)
     for turn, change in enumerate(changes, 1):
         server._time = 10_000 * turn
         if change is not None:
@@ -437,7 +437,6 @@ def test_attaching_and_detaching_are_events_of_the_epoch_s_span() -> None:
 
 def test_what_another_server_said_is_no_answer_to_a_change() -> None:
     """Started at another time: its storage is its own."""
-    first, second = rank(0, (1, 1, ON)), rank(1, (1, 1, ON))
-    second = msgspec.structs.replace(second, wall_ns=second.wall_ns + 3600 * 10**9)
+    first, second = rank(0, (1, 1, ON)), rank(1, (1, 1, ON), start="another one")
     assert storage_changes([first, second]) == [f"storage attached: {ON}"] * 2
     assert storage_changes([first, rank(1, None)]) != [f"storage attached: {ON}"]

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
+from kvwitness.patches.schema.events import ReleaseState
 from kvwitness.tracer.ledger.chains import Chain
 from kvwitness.tracer.ledger.facts import ChunkFact, DecisionFact, MatchFact, Moment, RequestFacts
 
@@ -238,8 +239,9 @@ class Requests:
         return frozenset(request.rid for request in self.all)
 
     def settled(self, before: int) -> frozenset[str]:
-        """Ids whose requests ended before an event."""
+        """Ids whose requests ended before an event; one that was retracted comes back."""
         running = {r.rid for r in self.all if r.released is None or r.last.seq >= before}
+        running.update(r.rid for r in self._open.values() if r.state == ReleaseState.RETRACTED)
         return self.rids() - running
 
     def forget(self, rids: Container[str], live: Container[str]) -> frozenset[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from kvwitness.patches.schema.events import ReleaseState
 from kvwitness.tracer.ledger.facts import InstanceFacts, Load, RequestFacts
 from kvwitness.tracer.model import (
     GRADE_ORDER,
@@ -51,7 +52,7 @@ def judge_request(view: InstanceView, request: RequestFacts, reports: Sequence[S
         attempt=request.attempt,
         prompt_tokens=request.prompt_tokens,
         output_tokens=request.output_tokens,
-        finished=request.released is not None,
+        finished=request.released is not None and request.state != ReleaseState.RETRACTED,
         tokens=count(ranges, usage.total),
         ranges=tuple(ranges),
         tier=tier,

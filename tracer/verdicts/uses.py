@@ -73,9 +73,9 @@ class Prompt(NamedTuple):
 
 
 def prompt_of(instance: InstanceFacts, request: RequestFacts) -> Prompt:
-    """What was recorded of a request's prompt. The digests of an id's earlier uses are not kept."""
-    chain, tokens = instance.chains.get(request.rid), request.prompt_tokens
-    if chain is None or not chain.grid or chain.since > request.queued.seq:
+    """What was recorded of a request's prompt."""
+    chain, tokens = request.chain, request.prompt_tokens
+    if chain is None or not chain.grid:
         return Prompt(tokens, None, None)
     count = min(tokens // chain.grid, len(chain.cells))
     # Each covers all before it.
