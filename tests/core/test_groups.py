@@ -206,8 +206,8 @@ def test_the_use_that_one_rank_did_not_record_is_the_one_that_is_not_confirmed(l
 
 def test_where_the_order_leaves_a_choice_none_is_made() -> None:
     """Between two requests that both ranks know one recorded the id twice, the other once."""
-    again = {A: "x", B: "x"}
-    verdicts = of("x", rank(0, ids=again), rank(1, ids=again, without=(A,)))
+    again = {C: "x", C2: "x"}
+    verdicts = of("x", rank(0, ids=again), rank(1, ids=again, without=(C,)))
     assert {verdict.reason for verdict in verdicts} == {Reason.INCONCLUSIVE}
     assert not {verdict.grade for verdict in verdicts} & {Grade.CONFIRMED, Grade.RECOMPUTED}
     assert any("not clear" in verdict.sentence for verdict in verdicts)
