@@ -163,15 +163,6 @@ def nodes_are_whole_pages(r: Relations) -> Iterator[Doubt]:
     yield from _all_or_each(wrong, len(events), "nodes that are not whole pages")
 
 
-@rule
-def digests_have_the_grid_of_the_pages(r: Relations) -> Iterator[Doubt]:
-    """The digests' grid is the smallest multiple of the page size that is at least 16."""
-    events: list[Any] = [e for kind in (ev.PrefixDigests, ev.ResidentDigests) for e in r.of(kind)]
-    wrong = [e for e in events if e.grid != r.grid]
-    if wrong and len(wrong) == len(events):
-        yield (*EVERYTHING, f"the digests' grid does not fit pages of {r.page}")
-
-
 def _bytes_fit(r: Relations, event: ev.TransferStarted) -> bool:
     per_token = r.bytes_per_token
     if len(r.facts.get("pools") or ()) > 1:
