@@ -80,14 +80,14 @@ def compare_recording(journals: Sequence[Journal]) -> Outcome:
 
 def _compare(oracle: Oracle, journals: Sequence[Journal]) -> Outcome:
     by_queue: dict[tuple[str, int], list[Stay]] = {}
-    for stay in oracle.attempts():
-        by_queue.setdefault((stay.use.rid, stay.queued.t_ns), []).append(stay)
+    for each in oracle.attempts():
+        by_queue.setdefault((each.use.rid, each.queued.t_ns), []).append(each)
     false: list[Difference] = []
     missed: list[Difference] = []
     agreed = 0
     for verdict in judge(journals).verdicts:
         known = by_queue.get((verdict.rid, verdict.queued_ns or 0))
-        stay = known.pop(0) if known else None
+        stay: Stay | None = known.pop(0) if known else None
         for r in verdict.ranges:
             if r.tier not in ORACLE_TIERS:
                 continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from kvwitness.patches.schema import events as ev
 from soundness.relations import Relations
@@ -57,8 +58,8 @@ class Content:
         return found
 
 
-def _by_page(r: Relations, kind: type) -> dict[tuple[int, int], list]:  # type: ignore[type-arg]
-    found: dict[tuple[int, int], list] = {}  # type: ignore[type-arg]
+def _by_page(r: Relations, kind: Any) -> dict[tuple[int, int], list[Any]]:
+    found: dict[tuple[int, int], list[Any]] = {}
     for event in r.of(kind):
         found.setdefault((event.transfer, event.slot), []).append(event)
     return found

@@ -24,6 +24,7 @@ SIZES = (
     "host_memory_mode",
     "device_tokens",
 )
+BY_STAGE = ("bytes_per_token", "layers", "device_tokens")
 Place = tuple[int, int, int]
 
 
@@ -61,7 +62,9 @@ class Member:
     def shown(self) -> tuple[object, ...]:
         """What the ranks of one start have in common."""
         sizes = tuple(self.rank(name, 1) for name in ("tp_size", "pp_size", "dp_size", "attn_tp_size"))
-        facts = tuple(str(self.r.facts.get(name)) for name in SIZES)
+        # Stages of a pipeline have layers of their own.
+        names = SIZES if sizes[1] == 1 else [name for name in SIZES if name not in BY_STAGE]
+        facts = tuple(str(self.r.facts.get(name)) for name in names)
         return self.r.process.get("sglang"), str(self.r.process.get("arguments")), sizes, facts
 
     @cached_property

@@ -54,7 +54,8 @@ def only_what_was_computed_is_inserted(i: Put) -> Iterator[Why]:
     stay, seq = i.birth.stay, i.insert.seq
     passes = [e for e in stay.of(ev.Prefill) if e.seq < seq]
     end = passes[-1].end if passes else 0
-    if passes and passes[-1].last and stay.released is not None and stay.released.seq > seq:
+    decoding = bool(passes) and passes[-1].last and end >= stay.queued.prompt_tokens
+    if decoding and stay.released is not None and stay.released.seq > seq:
         end = max(end, stay.queued.prompt_tokens + stay.released.output_tokens)
     if i.insert.key_tokens > end:
         yield "more was inserted than was computed", i.insert
@@ -140,14 +141,6 @@ def it_read_whole_pages(g: Reading) -> Iterator[Why]:
     """Positions, tokens and slots of the load-back are equal in number and whole pages, none of them twice."""
     if not _whole(g.load, g.r.page) or g.number is None:
         yield "positions, tokens and slots of the load-back are not the same whole pages", g.load.queued
-
-
-@READING
-def it_was_in_one_epoch(g: Reading) -> Iterator[Why]:
-    """The load-back was queued, and ended, in the epoch of the match."""
-    assert g.load.ended is not None
-    if g.r.epoch(g.load.queued.seq) != g.block.epoch or g.r.epoch(g.load.ended.seq) != g.block.epoch:
-        yield "reset before or during the load-back", g.load.queued, g.load.ended
 
 
 @READING

@@ -144,8 +144,8 @@ def slots_are_whole_pages_of_the_pool(r: Relations) -> Iterator[Doubt]:
     """Host slots are taken, given back, written and read in whole pages, and lie in the pool."""
     total = r.facts.get("host_tokens")
     limit = total if isinstance(total, int) else TOO_LONG
-    kinds = (ev.HostAlloc, ev.HostFree, ev.BackupQueued, ev.LoadQueued, ev.ResidentNode)
-    events: list[Any] = [e for kind in kinds for e in r.of(kind) if getattr(e, "pool", 0) == 0 and e.slots]
+    kinds: tuple[Any, ...] = (ev.HostAlloc, ev.HostFree, ev.BackupQueued, ev.LoadQueued, ev.ResidentNode)
+    events = [e for kind in kinds for e in r.of(kind) if getattr(e, "pool", 0) == 0 and e.slots]
     page = r.page
     wrong = [
         e
@@ -158,18 +158,10 @@ def slots_are_whole_pages_of_the_pool(r: Relations) -> Iterator[Doubt]:
 @rule
 def nodes_are_whole_pages(r: Relations) -> Iterator[Doubt]:
     """A node of the tree begins and ends with a page."""
-    events: list[Any] = [e for kind in (ev.Matched, ev.Inserted) for e in r.of(kind) if e.path]
+    kinds: tuple[Any, ...] = (ev.Matched, ev.Inserted)
+    events = [e for kind in kinds for e in r.of(kind) if e.path]
     wrong = [e for e in events if any(step.start % r.page or step.end % r.page for step in e.path)]
     yield from _all_or_each(wrong, len(events), "nodes that are not whole pages")
-
-
-@rule
-def digests_have_the_grid_of_the_pages(r: Relations) -> Iterator[Doubt]:
-    """The digests' grid is the smallest multiple of the page size that is at least 16."""
-    events: list[Any] = [e for kind in (ev.PrefixDigests, ev.ResidentDigests) for e in r.of(kind)]
-    wrong = [e for e in events if e.grid != r.grid]
-    if wrong and len(wrong) == len(events):
-        yield (*EVERYTHING, f"the digests' grid does not fit pages of {r.page}")
 
 
 def _bytes_fit(r: Relations, event: ev.TransferStarted) -> bool:

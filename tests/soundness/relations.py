@@ -186,12 +186,12 @@ class Relations:
             if isinstance(event, ev.Queued | ev.WaitingAtAttach):
                 if event.retracted and stay is not None:
                     use = stay.use
+                elif event.retracted and rid in unqueued:
+                    # Back after a retraction, the queueing before was not recorded: its digests were.
+                    use = unqueued.pop(rid)
                 else:
-                    # Back after a retraction, the queueing before was not recorded: its digests may have been.
-                    use = unqueued.pop(rid, None) if event.retracted else None
-                    use = use or Use(rid)
-                    if use not in self.uses[-1:]:
-                        self.uses.append(use)
+                    use = Use(rid)
+                    self.uses.append(use)
                 before, stay = stay, Stay(use, event, before=stay)
                 if before is not None:
                     before.after = stay
@@ -220,8 +220,8 @@ class Relations:
                 use.told.append(event)
                 if event.digests and event.position not in use.points:
                     cell = min(event.position // use.grid, len(use.cells)) if use.grid else 0
-                    before = use.cells[cell - 1] if cell else 0
-                    use.points[event.position] = self._number((before, event.position, event.digests[0]))
+                    behind = use.cells[cell - 1] if cell else 0
+                    use.points[event.position] = self._number((behind, event.position, event.digests[0]))
             elif isinstance(event, ev.Inserted):
                 use.inserts.append(event)
                 use.steps += [(event.seq, step) for step in event.path]
@@ -390,8 +390,9 @@ class Relations:
                     else:
                         looking.end, looking = event, None
                 case ev.Reset():
-                    for each in (*waiting.values(), *unseen.values()):
-                        each.clear()
+                    for way in waiting:
+                        waiting[way].clear()
+                        unseen[way].clear()
                     running.clear()
                     digests.clear()
                     nodes.clear()
@@ -431,7 +432,7 @@ class Relations:
         begin_alike: dict[tuple[int, int, object], set[int]] = defaultdict(set)
         paths: list[tuple[int, Use, tuple[ev.PathNode, ...]]] = [
             (seq, self.use_of[seq], event.path)
-            for event in (*self.of(ev.Matched), *self.of(ev.Inserted))
+            for event in [*self._kinds[ev.Matched], *self._kinds[ev.Inserted]]
             if (seq := event.seq) in self.use_of and event.path
         ]
         for there in self.found:

@@ -1,13 +1,12 @@
 """The settings matrix, judged twice: ``python tests/soundness/settings.py [--setting NAME]... [--out FOLDER]``.
 
-Runs ``kvwitness matrix --settings`` and asks the oracle about everything that the product confirmed, on the journal
-of each rank. Exit 1 when a row is not right, or the oracle does not agree.
+Runs ``kvwitness matrix --settings`` and asks the oracle about everything that the product confirmed, on the journals
+of all ranks. Exit 1 when a row is not right, or the oracle does not agree.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -16,47 +15,30 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import msgspec
 
-from kvwitness.collectors.journal import Journal
-from kvwitness.patches.schema import events as ev
 from kvwitness.tracer.bundle.read import open_bundle, read_bundle_journals
 from kvwitness.tracer.cli.matrix import print_settings
 from kvwitness.tracer.demo.settings import SETTINGS, SettingRow, run_settings
 from kvwitness.tracer.judgement import SCHEDULER_ROLE
 from kvwitness.tracer.stand.progress import reporting
 from soundness.compare import CLAIMED, ORACLE_TIERS
-from soundness.oracle import Oracle
-
-
-def alone(journal: Journal) -> list[ev.Event]:
-    """The events of one rank as if it had no others: the oracle judges each by itself."""
-    events: list[ev.Event] = []
-    for event in journal.events:
-        if isinstance(event, ev.Facts) and event.kind == ev.FactKind.INSTANCE:
-            facts = json.loads(event.json)
-            facts["ranks"] = {**(facts.get("ranks") or {}), "tp_size": 1, "attn_tp_size": 1, "pp_size": 1}
-            event = dataclasses.replace(event, json=json.dumps(facts))
-        events.append(event)
-    return events
+from soundness.oracle import Oracle, Recorded
 
 
 def judged(row: SettingRow) -> tuple[bool, str]:
     """Whether the oracle agrees with every confirmed range of a bundle, and that in words."""
     path = Path(row.bundle)
     journals = [journal for journal in read_bundle_journals(path) if journal.role == SCHEDULER_ROLE]
-    oracles = [Oracle([alone(journal)]) for journal in journals]
+    oracle = Oracle([Recorded([journal.events], journal.instance, journal.wall_ns) for journal in journals])
     confirmed, refused = 0, []
     for verdict in open_bundle(path).verdicts:
         for r in verdict.ranges:
             if r.grade not in CLAIMED or r.tier not in ORACLE_TIERS:
                 continue
             confirmed += 1
-            asked = 0
-            for oracle in oracles:
-                for attempt in oracle.attempts():
-                    if attempt.use.rid == verdict.rid:
-                        asked += 1
-                        why = oracle.refusal(attempt, r.tier.value, r.start, r.end)
-                        refused += [f"{verdict.rid} [{r.start}, {r.end}): {why}"] if why is not None else []
+            asked = [stay for stay in oracle.attempts() if stay.use.rid == verdict.rid]
+            for stay in asked:
+                why = oracle.refusal(stay, r.tier.value, r.start, r.end)
+                refused += [f"{verdict.rid} [{r.start}, {r.end}): {why}"] if why is not None else []
             refused += [f"{verdict.rid} is unknown to it"] if not asked else []
     ranks = f" on {len(journals)} ranks" if len(journals) > 1 else ""
     if refused:
