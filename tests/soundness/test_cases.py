@@ -14,8 +14,9 @@ from kvwitness.tracer.judgement import judge
 from kvwitness.tracer.model import Grade, Tier
 from soundness.compare import compare, journal_as_read
 from soundness.oracle import Oracle
-from soundness.run import bases, one
+from soundness.search import one
 from soundness.simulate import Server, simulated
+from soundness.sources import bases
 
 A = tuple(range(65))
 """64 tokens in four pages, and one that is always computed."""
