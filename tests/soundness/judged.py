@@ -31,8 +31,8 @@ class Broken:
     why: str
 
 
-class TooLong(Exception):
-    """A mutant took longer than :data:`LIMIT_S`."""
+class TooLong(BaseException):
+    """A mutant took longer than :data:`LIMIT_S`. Nothing that is judged catches it."""
 
 
 def several() -> bool:
@@ -94,7 +94,8 @@ def limited() -> Iterator[None]:
 
 def broken(error: BaseException) -> Broken:
     """Where it happened, and what."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if str(ROOT) in f.filename]
+    frames = traceback.extract_tb(error.__traceback__)
+    frames = traceback.StackSummary.from_list(f for f in frames if str(ROOT) in f.filename and f.filename != __file__)
     last = frames[-1] if frames else None
     where = f"{Path(last.filename).relative_to(ROOT)}:{last.lineno} {last.name}" if last is not None else "?"
     return Broken(where, f"{type(error).__name__}: {error}"[:160])

@@ -99,7 +99,7 @@ def twice(rng: random.Random, seed: int, number: int) -> Group:
 def too_many(rng: random.Random, seed: int, number: int) -> Group:
     """Both ranks, and one of them once more."""
     ranks, which = pair(seed, number=number), rng.randrange(2)
-    return _of((*ranks, list(ranks[which])), "one journal too many", f"both ranks, rank {which} twice", nothing=True)
+    return _of((*ranks, list(ranks[which])), "one journal too many", f"both ranks, rank {which} twice")
 
 
 def cut_short(rng: random.Random, seed: int, number: int) -> Group:

@@ -9,9 +9,9 @@ from journal_tools import FIXTURES
 
 from kvwitness.collectors.journal import read_journal
 from soundness.compare import compare
-from soundness.run import search
+from soundness.search import search
 
-MUTANTS = 1_300
+MUTANTS = 2_600
 
 
 @pytest.mark.parametrize("path", sorted(FIXTURES.glob("*.kvwj")), ids=lambda path: path.stem)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from journal_tools import FIXTURES, journal_of, to_bytes
-from soundness.run import attached_bases, bases, digested_bases, stored_bases
 from soundness.simulate import Server
+from soundness.sources import attached_bases, bases, digested_bases, stored_bases
 
 from kvwitness.collectors.journal import JournalUnreadable, read_journal
 from kvwitness.collectors.tail import HOLE_S, Tail
