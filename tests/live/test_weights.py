@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from attach_fixtures import kvwitness, scheduler_journals, standing_by, untouched
 
 from kvwitness.collectors.journal import Journal, find_journals, read_journal
 from kvwitness.patches.schema.events import HookFailed, Prefill, Reset, Text, WeightsKind, WeightsUpdated
@@ -139,3 +140,23 @@ def test_changes_stand_among_the_requests_and_answers_are_as_without(release: st
     ]
     tokens = {verdict.rid: verdict.tokens for verdict in judge([journal]).verdicts}
     assert (tokens["p-from-l3"].l3, tokens["q-from-l1"].l1, tokens["q"].l1 + tokens["q"].l3) == (800, 800, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("release", [NEWEST, "0.5.17"])
+def test_a_change_is_seen_while_attached(release: str, tmp_path: Path) -> None:
+    """The scheduler calls what it has bound long before."""
+    progress = SilentProgress()
+    model = ensure_model(ensure_environment(progress, release=release), progress)
+    other = with_other_weights(model, tmp_path / "other")
+    with standing_by(release, tmp_path) as server:
+        asked = Course(server, tmp_path)
+        assert asked.update(other, "unseen")
+        kvwitness("attach", "--url", server.url, "--yes")
+        assert asked.update(model, "seen")
+        assert kvwitness("detach", "--url", server.url)["not_restored"] == []
+        assert asked.update(other, "unseen")
+    (journal,) = scheduler_journals(tmp_path / "data")
+    updates = [event for event in journal.events if isinstance(event, WeightsUpdated)]
+    assert [(e.update, e.kind, e.ok, e.label) for e in updates] == [(1, WeightsKind.DISK, 1, "seen")]
+    untouched(tmp_path, ["kvwitness-standby"])
