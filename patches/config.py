@@ -12,6 +12,8 @@
 ``KVWITNESS_DIGEST``
     Digest KV pages when they are backed up and again when they were loaded (kvwitness.patches.page_digests):
     ``sample`` (one page in 16), ``all``, or ``1/N`` (one page in N). Unset or ``0``: no digests.
+``KVWITNESS_START``
+    Which start of a server the process belongs to, where that is not inherited (kvwitness.patches.start).
 ``KVWITNESS_FAULT``
     For tests of kvwitness itself, comma-separated: ``raise`` (every hook raises), ``drop:EVENT`` (events of
     this name are not recorded, as if the hook were dead), ``start-at-rid:TEXT`` (record nothing

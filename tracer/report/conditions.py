@@ -40,6 +40,9 @@ _NO_CONDITION: Final = (
     "instance.attach.snapshot*",
     "instance.process.role",
     "instance.process.pid",
+    "instance.process.start",
+    "instance.process.host",
+    "instance.process.key",
     "instance.process.arguments.random_seed",
 )
 
