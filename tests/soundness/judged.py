@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from kvwitness.collectors.journal import Journal
 from kvwitness.patches.schema.events import Event
 from kvwitness.tracer.judgement import judge
-from soundness import compare as compared
-from soundness.compare import CLAIMED, ORACLE_TIERS, Outcome, journal_as_read
+from soundness.compare import CLAIMED, ORACLE_TIERS, Outcome, compare, compare_recording, journal_as_read
 
 Journals = Sequence[Sequence[Event]]
 Row = tuple[object, ...]
@@ -35,22 +35,14 @@ class TooLong(BaseException):
     """A mutant took longer than :data:`LIMIT_S`. Nothing that is judged catches it."""
 
 
-def several() -> bool:
-    """Whether the comparison takes several journals of one recording."""
-    return hasattr(compared, "compare_recording")
-
-
 def outcome(journals: Journals) -> Outcome:
     """All differences between product and oracle on one recording."""
-    if len(journals) == 1 and not several():
-        return compared.compare(journals[0])
-    compare_recording: Callable[[Journals], Outcome] = compared.compare_recording  # type: ignore[attr-defined]
-    return compare_recording(journals)
+    return compare(journals[0]) if len(journals) == 1 else compare_recording(as_read(journals))
 
 
-def claims(journals: Journals) -> list[str]:
-    """What the product claims of a recording, whoever agrees."""
-    read = [
+def as_read(journals: Journals) -> list[Journal]:
+    """The journals of one folder, as the reader gives them."""
+    return [
         msgspec.structs.replace(
             journal_as_read(events),
             path=f"scheduler-{number}-{number}.kvwj",
@@ -59,9 +51,13 @@ def claims(journals: Journals) -> list[str]:
         )
         for number, events in enumerate(journals, start=1)
     ]
+
+
+def claims(journals: Journals) -> list[str]:
+    """What the product claims of a recording, whoever agrees."""
     return [
         f"{verdict.rid[:12]} {r.tier.value} [{r.start}, {r.end})"
-        for verdict in judge(read).verdicts
+        for verdict in judge(as_read(journals)).verdicts
         for r in verdict.ranges
         if r.grade in CLAIMED and r.tier in ORACLE_TIERS
     ]

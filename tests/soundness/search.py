@@ -218,13 +218,10 @@ def _judge(
         tally.changed[recipe[0].key] += changed
 
 
-def differences_of(made: Mutant) -> tuple[list[str], Outcome | None]:
+def differences_of(made: Mutant) -> tuple[list[str], Outcome]:
     """What is claimed of a mutant and is not so, and the whole comparison where there is one."""
-    false: list[str] = []
-    outcome = None
-    if len(made.journals) == 1 or judged.several():
-        outcome = judged.outcome(made.journals)
-        false = [str(difference) for difference in outcome.false]
+    outcome = judged.outcome(made.journals)
+    false = [str(difference) for difference in outcome.false]
     if made.nothing:
         why = f"no complete group of ranks ({'; '.join(made.recipe)})"
         false += [f"{claim}: {why}" for claim in judged.claims(made.journals)]

@@ -24,8 +24,10 @@ class Unseen:
         self._digests: dict[int, ev.ResidentDigests] = {}
         self._chains: dict[int, Chain] = {}
         self._ends: dict[int, int] = {}
-        self.begun = self.looking = False
-        """Whether the look at what is there has begun, and whether it is under way."""
+        self.begun = 0
+        """The event with which the look at what is there began; 0: there was none yet."""
+        self.looking = False
+        """Whether it is under way."""
         self.found_tokens = [0, 0]
         """Tokens of the nodes that were found in L1 and in L2."""
 
@@ -132,7 +134,7 @@ class Unseen:
             return None
         if len(own.digests) != event.end // own.grid - own.first_cell:
             return None
-        return Chain(f"at attach, node {event.node}", own.grid, [*before, *own.digests])
+        return Chain(f"at attach, node {event.node}", own.grid, [*before, *own.digests], since=self.begun)
 
     def found(self, event: ev.ResidentNode, chain: Chain | None) -> None:
         """A node was found, with this prefix."""

@@ -102,6 +102,7 @@ class Ledger:
             ),
             contradictions=contradictions,
             weights=tuple(s.weights),
+            told_at=s.told.instance_at,
             anomalies=(*journal.anomalies, *(one.text for one in contradictions if one.rule == UNREADABLE)),
             closed=journal.closed,
             first_seq=self._first,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import zip_longest
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -14,7 +15,6 @@ from kvwitness.tracer.ledger.described import (
     Hook,
     Instance,
     Process,
-    Ranks,
     Unreadable,
     read_as,
     read_hooks,
@@ -82,11 +82,7 @@ class Describing:
     def unreadable(event: ev.Facts) -> str | None:
         """Why nothing of an event can be read, in words; None when all of it can."""
         try:
-            facts = read_object(event.json)
-            if event.kind == ev.FactKind.COVERAGE:
-                read_hooks(facts)
-            elif event.kind in _STRUCTS:
-                read_as(_STRUCTS[event.kind], facts)
+            _read(event.kind, event.json)
         except Unreadable as error:
             return f"the facts in event {event.seq} are not {_EXPECTED.get(event.kind, 'facts')}: {error}"
         return None
@@ -94,68 +90,75 @@ class Describing:
     def taken_back(self, event: ev.Facts) -> tuple[int, str] | None:
         """The event that said it first, and which fact this one says otherwise; None when none."""
         since = {ev.FactKind.INSTANCE: self.instance_at, ev.FactKind.PROCESS: self.process_at}.get(event.kind, 0)
-        if not since:
+        said = read_facts(event) if since else None
+        if said is None:
             return None
         before = self._instance if event.kind == ev.FactKind.INSTANCE else self._beside["process"]
-        try:
-            said = read_object(event.json)
-        except Unreadable:
-            return None
-        name = next((name for name, value in said.items() if name in before and before[name] != value), None)
+        name = next((name for name, value in said.raw.items() if name in before and before[name] != value), None)
         return None if name is None else (since, name)
 
     def hooks_taken_back(self, event: ev.Facts) -> str | None:
         """A hook of which this event tells no more, or something else than that it has been put in since."""
-        if event.kind != ev.FactKind.COVERAGE or not self.hooks:
-            return None
-        try:
-            said = read_hooks(read_object(event.json))
-        except Unreadable:
-            return None
-        for hook, now in zip_longest(self.hooks, said):
+        said = read_facts(event) if event.kind == ev.FactKind.COVERAGE and self.hooks else None
+        for hook, now in zip_longest(self.hooks, said.hooks) if said is not None else ():
             if hook is None or now is None or _place(hook) != _place(now):
-                return (hook or now).name
+                return str((hook or now).name)
             if now.status != hook.status and hook.status != _PENDING:
-                return hook.name
+                return str(hook.name)
         return None
 
     # --- what is said --------------------------------------------------------------------------------
 
     def take(self, event: ev.Facts) -> None:
         """Take an event in. Where it cannot be read nothing of it is kept."""
-        try:
-            self._take(event, read_object(event.json))
-        except Unreadable:
+        said = read_facts(event)
+        if said is None:
             return
-        if event.kind == ev.FactKind.INSTANCE:
+        if event.kind == ev.FactKind.COVERAGE:
+            before = {_standing(hook): hook.since for hook in self.hooks}
+            self.hooks = tuple(
+                HookState(h.name, h.target, h.status, h.links, h.detail, h.family, before.get(_standing(h), event.seq))
+                for h in said.hooks
+            )
+        elif event.kind == ev.FactKind.INSTANCE:
+            self._instance = self._instance | said.raw
+            self.now = msgspec.structs.replace(self.now, instance=read_as(Instance, self._instance))
             self.instance_at = self.instance_at or event.seq
         elif event.kind == ev.FactKind.PROCESS:
+            self.now = msgspec.structs.replace(self.now, process=read_as(Process, said.raw))
+            self._beside["process"] = said.raw
             self.process_at = self.process_at or event.seq
-
-    def _take(self, event: ev.Facts, facts: dict[str, Any]) -> None:
-        if event.kind == ev.FactKind.COVERAGE:
-            self._cover(event.seq, facts)
-        elif event.kind == ev.FactKind.INSTANCE:
-            said = self._instance | facts
-            self.now = msgspec.structs.replace(self.now, instance=read_as(Instance, said))
-            self._instance = said
-        elif event.kind == ev.FactKind.PROCESS:
-            self.now = msgspec.structs.replace(self.now, process=read_as(Process, facts))
-            self._beside["process"] = facts
         elif event.kind == ev.FactKind.PROFILE:
-            self._beside["profile"] = facts
+            self._beside["profile"] = said.raw
         elif event.kind == ev.FactKind.ATTACH:
-            said = self._beside.get("attach", {}) | facts
-            self.now = msgspec.structs.replace(self.now, attach=read_as(Attach, said))
-            self._beside["attach"] = said
+            whole = self._beside.get("attach", {}) | said.raw
+            self.now = msgspec.structs.replace(self.now, attach=read_as(Attach, whole))
+            self._beside["attach"] = whole
         self.now = msgspec.structs.replace(self.now, shown=self._instance | self._beside)
 
-    def _cover(self, seq: int, facts: dict[str, Any]) -> None:
-        before = {_standing(hook): hook.since for hook in self.hooks}
-        self.hooks = tuple(
-            HookState(h.name, h.target, h.status, h.links, h.detail, h.family, before.get(_standing(h), seq))
-            for h in read_hooks(facts)
-        )
+
+class _Said(NamedTuple):
+    """What one event says."""
+
+    raw: dict[str, Any]
+    hooks: tuple[Hook, ...]
+
+
+@lru_cache(maxsize=64)
+def _read(kind: int, text: str) -> _Said:
+    """Each text is read once: the list of hooks is long, and several rules look at it. Nobody changes the result."""
+    raw = read_object(text)
+    if kind in _STRUCTS:
+        read_as(_STRUCTS[kind], raw)
+    return _Said(raw, read_hooks(raw) if kind == ev.FactKind.COVERAGE else ())
+
+
+def read_facts(event: ev.Facts) -> _Said | None:
+    """What an event says; None where nothing of it can be read."""
+    try:
+        return _read(event.kind, event.json)
+    except Unreadable:
+        return None
 
 
 def impossible(instance: Instance) -> str | None:
@@ -164,7 +167,9 @@ def impossible(instance: Instance) -> str | None:
         value = getattr(instance, name)
         if value is not None and value < 1:
             return f"{name} {value}"
-    ranks = instance.ranks or Ranks()
+    if instance.ranks is None or instance.page_size is None or instance.bytes_per_token is None:
+        return "without ranks, a page size or the bytes of a token"
+    ranks = instance.ranks
     for name in ("tp", "pp", "dp", "attn_tp"):
         size, rank = getattr(ranks, f"{name}_size"), getattr(ranks, f"{name}_rank")
         if (size is not None and size < 1) or (rank is not None and not 0 <= rank < (size or rank + 1)):

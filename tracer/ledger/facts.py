@@ -32,6 +32,8 @@ class Birth(msgspec.Struct, frozen=True):
     computed: Moment | None
     """The launch of the prefill pass that computed it (None: it was found there at the attaching)."""
     since: Moment
+    owner_since: int = 0
+    """The event from which on the owner's prefix was told."""
 
 
 class Backup(msgspec.Struct, frozen=True):
@@ -190,6 +192,8 @@ class Found(msgspec.Struct, frozen=True):
     l2: int
     slots: tuple[Run, ...]
     moment: Moment
+    since: int = 0
+    """The event with which the look began."""
 
 
 class LoadSegment(msgspec.Struct, frozen=True):
@@ -283,6 +287,8 @@ class Prefetch(msgspec.Struct, frozen=True):
     """Why the events do not show that it brought its tokens from storage for this request; empty when they do."""
     computed: tuple[int, ...] | None = None
     """The events at which what it brought was computed; None where that is not known."""
+    queued: int = 0
+    """The event that queued its request."""
 
 
 class StorageTry(msgspec.Struct, frozen=True):
@@ -359,6 +365,8 @@ class MatchedNode(msgspec.Struct, frozen=True):
     """The prefill pass that computed it, when that is what made it resident."""
     doubt: bool = False
     """Its number was seen for other positions, or another prefix."""
+    owner_since: int = 0
+    """The event from which on the owner's prefix was told."""
 
 
 class MatchFact(msgspec.Struct, frozen=True):
@@ -528,6 +536,8 @@ class InstanceFacts(msgspec.Struct, frozen=True):
     contradictions: tuple[Contradiction, ...] = ()
     """Guards of the model that did not hold; each is one of the ``gaps``, too."""
     weights: tuple[WeightsChange, ...] = ()
+    told_at: int = 0
+    """The event that told what the instance is (0: none did)."""
 
     def wall_time_ns(self, t_ns: int) -> int:
         """Wall-clock time (ns since the epoch) of a monotonic reading of this instance."""

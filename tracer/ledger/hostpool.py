@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 
 from kvwitness.patches.schema.events import Run
 from kvwitness.tracer.ledger.chains import Chain, same_prefix, shared_prefix
 from kvwitness.tracer.ledger.facts import LoadSegment, Moment, Residency
+
+_MOST: Final = 1 << 28
+"""Slots that no event names at once: a host pool of so many would hold terabytes."""
 
 
 @dataclass(slots=True)
@@ -62,18 +66,17 @@ class HostView:
 
     def taken_twice(self, runs: tuple[Run, ...]) -> bool:
         """Whether slots are in use, by the events, that the pool is said to give away."""
-        return any(page in self._held or page in self._fresh for page in pages(runs, self.page))
+        return self.whole(runs) and any(p in self._held or p in self._fresh for p in pages(runs, self.page))
 
     def given_back_twice(self, runs: tuple[Run, ...]) -> bool:
         """Whether slots are free, by the events, that are said to be given back."""
-        return any(page in self._free for page in pages(runs, self.page))
+        return self.whole(runs) and any(page in self._free for page in pages(runs, self.page))
 
     def whole(self, runs: tuple[Run, ...]) -> bool:
-        """Whether slots are whole pages, as the pool gives them out, each of them once."""
-        if len(runs) == 1:
-            (run,) = runs
-            return run.start >= 0 and run.length > 0 and run.start % self.page == 0 and run.length % self.page == 0
+        """Whether slots are whole pages, as the pool gives them out, each once, and no more than it can have."""
         page = self.page
+        if sum(run.length for run in runs) > _MOST:
+            return False
         if any(run.start < 0 or run.length < 1 or run.start % page or run.length % page for run in runs):
             return False
         ordered = sorted(runs)
@@ -85,10 +88,12 @@ class HostView:
 
     def unwritten(self, runs: tuple[Run, ...], req: int) -> bool:
         """Whether slots were allocated for a request (0: for none), and nothing was written to them since."""
-        return all(self._fresh.get(page) == req for page in pages(runs, self.page))
+        return self.whole(runs) and all(self._fresh.get(page) == req for page in pages(runs, self.page))
 
     def holds(self, runs: tuple[Run, ...], start: int) -> bool:
         """Whether slots hold what was written for the positions from ``start`` on."""
+        if not self.whole(runs):
+            return False
         for place, page in enumerate(pages(runs, self.page)):
             held = self._held.get(page)
             if held is None or held[1] != start + place * self.page:
@@ -99,6 +104,8 @@ class HostView:
 
     def taken(self, runs: tuple[Run, ...], req: int) -> None:
         """Slots were allocated for a request: whatever the ledger held of them is void until something is written."""
+        if not self.whole(runs):
+            return
         for page in pages(runs, self.page):
             self._held.pop(page, None)
             self._free.discard(page)
@@ -112,7 +119,7 @@ class HostView:
         """
         position = content.start
         sound = self.whole(runs) and sum(run.length for run in runs) == content.end - content.start
-        for page in pages(runs, self.page):
+        for page in pages(runs, self.page) if self.whole(runs) else ():
             if sound and page in self._fresh:
                 del self._fresh[page]
                 self._held[page] = (content, position)
@@ -148,7 +155,7 @@ class HostView:
         lost: dict[int, list[int]] = {}
         contents: dict[int, Content] = {}
         slots: dict[int, list[int]] = {}
-        for page in pages(runs, self.page):
+        for page in pages(runs, self.page) if self.whole(runs) else ():
             self._fresh.pop(page, None)
             self._free.add(page)
             held = self._held.pop(page, None)

@@ -70,6 +70,8 @@ class OpenRequest:
     prior: tuple[str | None, int, int] = (None, 0, 0)
     shared_id: bool = False
     """What is recorded under its id may be another request's."""
+    probed: tuple[int, int] | None = None
+    """The deepest node that the cache was last asked for, and where it ends."""
     uses: tuple[int, ...] = ()
     """The nodes that its match found, until its passes were processed."""
     inserted: int = 0
@@ -84,6 +86,11 @@ class OpenRequest:
     def waits(self) -> bool:
         """It is in the queue: not admitted, not given back."""
         return self.admitted is None and self.released is None
+
+    def touched(self, moment: Moment) -> None:
+        """Something happens to it. After its end that is about another request, and nobody knows what else is."""
+        self.shared_id = self.shared_id or self.released is not None
+        self.last = moment
 
     def computed(self) -> Computed | None:
         """What its prefill passes computed so far, up to the first hole between them."""

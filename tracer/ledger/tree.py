@@ -373,7 +373,7 @@ class TreeView:
         for part in self._parts(number, start, end):
             if part.start > position or part.resident is None or part.load is not None or part.chain is None:
                 return None
-            found.append(Birth(part.start, part.end, part.chain.rid, part.computed, part.resident))
+            found.append(Birth(part.start, part.end, part.chain.rid, part.computed, part.resident, part.chain.since))
             position = part.end
         return tuple(found) if position >= end else None
 
@@ -499,6 +499,7 @@ class TreeView:
                     known=node.known and not node.doubt,
                     computed=node.computed,
                     doubt=node.doubt,
+                    owner_since=node.chain.since if node.chain else 0,
                 )
             )
         return tuple(found)

@@ -32,7 +32,7 @@ def _look_is_counted(s: State, e: ev.SnapshotBegin) -> Broken | None:
 @ATTACHED.effect(ev.SnapshotBegin)
 def _the_look_begins(s: State, e: ev.SnapshotBegin, _: ft.Moment) -> None:
     """What is found from here on stands in for what nobody saw."""
-    s.attached.begun = s.attached.looking = True
+    s.attached.begun, s.attached.looking = e.seq, True
     s.host.count(e.available)
     s.counted = e.seq
 
@@ -200,7 +200,7 @@ def _a_node_is_there(s: State, e: ev.ResidentNode, m: ft.Moment) -> None:
         first = e.start // chain.grid
         s.prefixes.learn(chain.grid, first, chain.cells[:first], chain.cells[first:])
     slots = e.slots if resident and not wrong else ()
-    s.found.append(ft.Found(e.seq, s.epoch, e.node, e.start, e.end, e.l1, e.l2, slots, m))
+    s.found.append(ft.Found(e.seq, s.epoch, e.node, e.start, e.end, e.l1, e.l2, slots, m, s.attached.begun))
 
 
 ATTACHED.within(ev.SnapshotEnd, 0, 1, "complete")

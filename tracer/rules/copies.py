@@ -73,7 +73,7 @@ def _a_copy_to_l1_waits(s: State, e: ev.LoadQueued, m: ft.Moment) -> None:
     s.copying[e.seq] = load
     s.transfers.load_queued(load)
     if request is not None:
-        request.last = m
+        request.touched(m)
         request.loads.append(e.seq)
         request.loaded += e.tokens
 
@@ -180,7 +180,8 @@ def _acknowledges_a_launch(s: State, e: ev.BackupAcked) -> Broken | None:
         queued = s.transfers.never_launched(e.node)
         if queued is not None:
             return Broken(f"the copy of node {e.node} was never launched", since=queued.moment.seq)
-        return Broken(f"a backup of node {e.node} was acknowledged that was never queued")
+        before = [b.acked.seq for b in s.backups if b.transfer == e.transfer and b.queued.node == e.node and b.acked]
+        return Broken(f"a backup of node {e.node} was acknowledged that was never queued", min(before, default=None))
     if backup.transfer != e.transfer:
         return Broken(f"the acknowledgement of node {e.node} names another transfer")
     return None
@@ -222,13 +223,15 @@ def _a_copy_is_usable(s: State, e: ev.BackupAcked, m: ft.Moment) -> None:
 
 
 @COPIES.guard(ev.LoadDone, "is of a launched copy")
-def _ends_a_launch(s: State, e: ev.LoadDone) -> str | None:
-    """A copy to the device that ends was launched."""
+def _ends_a_launch(s: State, e: ev.LoadDone) -> Broken | None:
+    """A copy to the device that ends was launched, and ends once."""
     if s.attached.is_load(e.transfer):
         return None
     transfer = s.transfers.running.get(e.transfer)
     if transfer is None or transfer.event.direction != ev.Direction.H2D:
-        return f"transfer {e.transfer} ended that never started"
+        before = [load.done.seq for load in _read_by(s, e.transfer) if load.done is not None]
+        told = "ended twice" if before else "ended that never started"
+        return Broken(f"transfer {e.transfer} {told}", since=min(before, default=None))
     return None
 
 

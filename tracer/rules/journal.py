@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvwitness.patches.schema import events as ev
-from kvwitness.tracer.ledger.described import Instance, Unreadable, read_as, read_object
-from kvwitness.tracer.ledger.describing import Describing, impossible
+from kvwitness.tracer.ledger.described import Instance, read_as
+from kvwitness.tracer.ledger.describing import Describing, impossible, read_facts
 from kvwitness.tracer.ledger.facts import Moment, WeightsChange
 from kvwitness.tracer.ledger.state import State
 from kvwitness.tracer.rules.declare import Broken, Rules, always
@@ -56,15 +56,11 @@ def _keep_the_hooks(s: State, e: ev.Facts) -> Broken | None:
     return None if name is None else always(f"event {e.seq} tells otherwise of hook {name} than before", 0)
 
 
-@JOURNAL.guard(ev.Facts, "are of an instance that can be")
+@JOURNAL.guard(ev.Facts, "are of an instance that can be", also="kind json")
 def _possible(s: State, e: ev.Facts) -> Broken | None:
     """Sizes are at least 1, a rank lies below the size of its group, a host pool is whole pages, pools have numbers."""
-    if e.kind != ev.FactKind.INSTANCE:
-        return None
-    try:
-        wrong = impossible(read_as(Instance, read_object(e.json)))
-    except Unreadable:
-        return None
+    said = read_facts(e) if e.kind == ev.FactKind.INSTANCE else None
+    wrong = impossible(read_as(Instance, said.raw)) if said is not None else None
     return None if wrong is None else always(f"event {e.seq} tells what no instance is: {wrong}", 0)
 
 

@@ -146,9 +146,11 @@ def _the_matched_path_is_there(s: State, e: ev.Matched, _: ft.Moment) -> None:
 def _the_answer_counts(s: State, e: ev.Matched, m: ft.Moment) -> None:
     """The admission that follows builds on this answer, and on what was known of its path."""
     request, chain = s.request(e.req), s.chain(e.req)
+    if request is not None:
+        request.probed = e.best_node, e.device + e.host
     if e.purpose != ev.MatchPurpose.ADMISSION or request is None:
         return
-    request.last = m
+    request.touched(m)
     if request.admitted is None:
         request.prior = s.prefixes.prior(chain)
         nodes = s.tree.matched(e.path, chain)
@@ -319,7 +321,7 @@ def _what_was_computed_is_in_l1(s: State, e: ev.Inserted, m: ft.Moment) -> None:
         computed = None  # Computed into a cache that was emptied since.
     s.tree.inserted(e.path, chain, s.names.get(e.req), computed, m)
     if request is not None:
-        request.last = m
+        request.touched(m)
         request.inserted = max(request.inserted, e.key_tokens)
 
 

@@ -143,6 +143,9 @@ def _point_within(s: State, e: ev.PrefixPoint) -> str | None:
         return f"a digest of the first {e.position} tokens of {request.rid}, whose prompt has {request.prompt_tokens}"
     if chain.cells and e.position // chain.grid > len(chain.cells):
         return f"a digest of the first {e.position} tokens of {request.rid}, whose cells end before"
+    if chain.cells and e.position and e.position % chain.grid == 0:
+        whole = chain.cells[e.position // chain.grid - 1]
+        return f"the first {e.position} tokens of {request.rid} have two digests" if whole not in e.digests else None
     return None
 
 
@@ -226,7 +229,7 @@ def _it_is_decided(s: State, e: ev.LoadBackDecided, m: ft.Moment) -> None:
     """What of L2 is used for the request."""
     request = s.request(e.req)
     if request is not None:
-        request.last = m
+        request.touched(m)
         if request.admitted is None:
             request.decision = ft.DecisionFact(m, e.node, e.promised, e.loaded, e.wanted, e.reason)
 
@@ -238,14 +241,23 @@ REQUESTS.within(ev.Admission, 0, None, "prefix", "host_loaded")
 
 
 @REQUESTS.guard(ev.Admission, "is of a matched request")
-def _admitted_after_its_match(s: State, e: ev.Admission) -> str | None:
+def _admitted_after_its_match(s: State, e: ev.Admission) -> Broken | str | None:
     """A request is admitted out of the queue, after its match."""
     request = s.request(e.req)
     if request is None:
         return f"event {e.seq} admits a request without a name" if s.nameless(e.req) else None
     if request.released is not None or (e.admitted and (request.admitted is not None or request.match is None)):
-        return f"request {request.rid} is admitted, and does not wait for it"
+        return Broken(f"request {request.rid} is admitted, and does not wait for it", since=request.queued.seq)
     return None
+
+
+@REQUESTS.guard(ev.Admission, "builds on a match in the present cache")
+def _match_still_counts(s: State, e: ev.Admission) -> Broken | None:
+    """The cache was not emptied between the match and the admission that builds on it."""
+    request = s.request(e.req)
+    if request is None or request.match is None or not e.admitted or request.epoch == s.epoch:
+        return None
+    return Broken(f"the cache was reset between the match and the admission of {request.rid}", request.match.moment.seq)
 
 
 @REQUESTS.guard(ev.Admission, "counts what was matched and loaded")
@@ -282,7 +294,7 @@ def _it_is_in_the_next_batch(s: State, e: ev.Admission, m: ft.Moment) -> None:
     """Its first pass begins behind what counts as cached."""
     request = s.request(e.req)
     if request is not None:
-        request.last = m
+        request.touched(m)
         if e.admitted and request.admitted is None:
             s.requests.admit(request, e.prefix, e.end, m)
 
@@ -371,7 +383,7 @@ def _a_pass_is_launched(s: State, e: ev.Prefill, m: ft.Moment) -> None:
     request = s.request(e.req)
     s.batches = max(s.batches, e.batch)
     if request is not None:
-        request.last = m
+        request.touched(m)
         request.chunks.append(OpenChunk(m, e.batch, e.start, e.end, bool(e.last)))
 
 
@@ -428,13 +440,13 @@ REQUESTS.within(ev.Released, -1, None, "cached_device", "cached_host", "cached_s
 
 
 @REQUESTS.guard(ev.Released, "is of a request that runs")
-def _released_once(s: State, e: ev.Released) -> str | None:
+def _released_once(s: State, e: ev.Released) -> Broken | str | None:
     """A request gives its row back once, after its admission."""
     request = s.request(e.req)
     if request is None:
         return f"event {e.seq} releases a request without a name" if s.nameless(e.req) else None
     if request.released is not None:
-        return f"request {request.rid} was given back twice"
+        return Broken(f"request {request.rid} was given back twice", since=request.released.seq)
     if request.admitted is None and e.state == ev.ReleaseState.FINISHED:
         return f"request {request.rid} finished, and was not admitted"
     return None
@@ -480,7 +492,7 @@ def _it_is_over(s: State, e: ev.Released, m: ft.Moment) -> None:
     request = s.request(e.req)
     if request is None:
         return
-    request.last = m
+    request.touched(m)
     if request.released is None:
         request.output_tokens = e.output_tokens
         request.cached = e.cached_total, _told(e.cached_device), _told(e.cached_host), _told(e.cached_storage)
@@ -506,5 +518,5 @@ def _it_never_ran(s: State, e: ev.AbortedInQueue, m: ft.Moment) -> None:
     """Nothing is computed for it."""
     request = s.request(e.req)
     if request is not None:
-        request.last = m
+        request.touched(m)
         s.requests.end(request, ev.ReleaseState.ABORTED, m)

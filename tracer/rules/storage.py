@@ -37,6 +37,16 @@ def _asked_for_who_waits(s: State, e: ev.PrefetchAsked) -> str | None:
     return None
 
 
+@STORAGE.guard(ev.PrefetchAsked, "goes on where the cache ends")
+def _asks_behind_the_cache(s: State, e: ev.PrefetchAsked) -> str | None:
+    """What is asked for begins where the cache ended when it was asked for the request, at that node."""
+    request = s.request(e.req)
+    if request is None or request.probed is None or request.probed == (e.node, e.start):
+        return None
+    ends = request.probed[1]
+    return f"tokens of {request.rid} from {e.start} on were asked for from storage, the cache ends at {ends}"
+
+
 @STORAGE.guard(ev.PrefetchAsked, "has a backend to ask")
 def _asks_a_backend(s: State, e: ev.PrefetchAsked) -> str | None:
     """What is issued is issued to a backend that is attached."""
@@ -197,6 +207,7 @@ def _l2_has_it_from_storage(s: State, e: ev.PrefetchDone, m: ft.Moment) -> None:
             fetch.looked_up_at if fetch is not None else None,
             unfounded(s, e),
             s.storage.computed(chain, begin, begin + e.loaded),
+            fetch.queued.seq if fetch is not None else 0,
         )
     )
     if fetch is not None:

@@ -33,7 +33,7 @@ def judge_l1(view: InstanceView, request: RequestFacts, usage: Usage, start: int
 
 
 def _without_node(view: InstanceView, request: RequestFacts, usage: Usage, start: int, end: int) -> RangeVerdict:
-    evidence = Evidence(view)
+    evidence = Evidence(view, request)
     moment = request.match.moment if request.match is not None else None
     evidence.miss(Link.BORN, "the matched path was not recorded", moment)
     usage.link(evidence)
@@ -49,11 +49,12 @@ def _judge_node(
     end: int,
 ) -> RangeVerdict:
     assert request.match is not None
-    evidence = Evidence(view)
+    evidence = Evidence(view, request)
     matched = request.match.moment
     load = view.loads.get(node.load) if node.load is not None else None
     read = first_use(request)
     pending = load is not None and (load.done is None or read is None or load.done.seq > read.seq)
+    evidence.prefix_told(node.owner_since)
     if node.resident is None and load is None:
         evidence.miss(Link.BORN, f"nothing recorded says how node {node.node} came into L1", matched)
     elif not node.known or node.same_prefix is not True:

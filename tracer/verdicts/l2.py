@@ -45,7 +45,7 @@ def judge_loads(view: InstanceView, request: RequestFacts, usage: Usage, start: 
 
 
 def _unexplained(view: InstanceView, request: RequestFacts, usage: Usage, start: int, end: int) -> RangeVerdict:
-    evidence = Evidence(view)
+    evidence = Evidence(view, request)
     evidence.miss(Link.READ, "no load-back of these tokens was recorded for this request")
     usage.link(evidence)
     return graded(start, end, Tier.L2, Reason.INCONCLUSIVE, evidence.complete())
@@ -60,7 +60,7 @@ def _judge_segment(
     start: int,
     end: int,
 ) -> RangeVerdict:
-    evidence = Evidence(view)
+    evidence = Evidence(view, request)
     tier, reason = Tier.L2, Reason.L2_READ if load.ended_short is None else Reason.L2_READ_PARTIAL
     backup = view.backups.get(segment.origin_id) if segment.origin == "backup" else None
     prefetch = view.prefetches.get(segment.origin_id) if segment.origin == "prefetch" else None
@@ -98,6 +98,7 @@ def _born(evidence: Evidence, backup: Backup | None) -> None:
         )
         evidence.miss(Link.BORN, detail, backup.queued, backup.acked)
         return
+    evidence.prefix_told(backup.owner_since, *(birth.owner_since for birth in backup.born))
     first = min(backup.born, key=lambda birth: birth.since.seq)
     if first.since.kind == AT_ATTACH:
         evidence.hold(Link.BORN, f"in place of it: {FOUND_IN_L1}", first.since)
@@ -107,6 +108,7 @@ def _born(evidence: Evidence, backup: Backup | None) -> None:
 
 def _from_storage(evidence: Evidence, segment: LoadSegment, prefetch: Prefetch) -> None:
     """A prefetch for another request brought it into L2: that stands in for its birth and its backup."""
+    evidence.prefix_told(prefetch.queued)
     detail = f"read from storage into L2 for request {prefetch.rid}"
     if prefetch.unfounded:
         evidence.miss(Link.BORN, f"{detail}, and {prefetch.unfounded}", prefetch.asked, prefetch.done)
@@ -117,6 +119,7 @@ def _from_storage(evidence: Evidence, segment: LoadSegment, prefetch: Prefetch) 
 
 def _found(evidence: Evidence, segment: LoadSegment, found: Found) -> None:
     """A usable copy was there when kvwitness was attached: that stands in for its birth and its backup."""
+    evidence.prefix_told(found.since)
     if _stored(evidence, segment, found.moment, "the node found in L2"):
         slots = sum(run.length for run in found.slots)
         evidence.hold(Link.BORN, f"in place of it: {FOUND_IN_L2}", found.moment)
@@ -321,6 +324,7 @@ def link_loaded(evidence: Evidence, view: InstanceView, load: Load, start: int, 
         else:
             _born(before, backup)
             _backed_up(before, segment, backup, load.queued)
+    evidence.prefix_told(*before.told)
     wrong = _not_copied(view.instance, load)
     differing = next((c for c in load.checks if c.differing and c.start < end and start < c.end), None)
     if differing is not None:

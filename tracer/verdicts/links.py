@@ -7,7 +7,7 @@ from typing import Final
 
 from kvwitness.patches.schema.events import ResidentNode
 from kvwitness.tracer.ledger.described import Ranks
-from kvwitness.tracer.ledger.facts import HookState, InstanceFacts, Moment
+from kvwitness.tracer.ledger.facts import HookState, InstanceFacts, Moment, RequestFacts
 from kvwitness.tracer.model import EventRef, Link, LinkEvidence
 from kvwitness.tracer.verdicts.view import InstanceView
 
@@ -52,8 +52,11 @@ REMEDY: dict[Link, str] = {
 class Evidence:
     """Collects the links of one claim on one instance."""
 
-    def __init__(self, view: InstanceView) -> None:
+    def __init__(self, view: InstanceView, request: RequestFacts | None = None) -> None:
+        """``request``: whose claim it is; what was told of its prompt is part of it."""
         self._instance = view.instance
+        self._told = [] if request is None else [request.queued.seq]
+        """Where the prefixes were told that are compared."""
         self._links: list[LinkEvidence] = []
         self._unsound = _unsound_of(view)
         self._installed = _installed_of(view)
@@ -77,6 +80,15 @@ class Evidence:
             detail = f"{detail}: {self._unsound[link]}"  # The likely cause: nobody was looking.
         self._links.append(LinkEvidence(link, False, detail, self._refs(moments), remedy or REMEDY[link]))
 
+    def prefix_told(self, *seqs: int) -> None:
+        """The claim compares a prefix that was told from these events on."""
+        self._told.extend(seq for seq in seqs if seq)
+
+    @property
+    def told(self) -> tuple[int, ...]:
+        """The events from which on the compared prefixes were told."""
+        return tuple(self._told)
+
     def is_sound(self, link: Link) -> bool:
         """Whether the hooks that the link rests on are there to be trusted."""
         return link not in self._unsound
@@ -99,7 +111,7 @@ class Evidence:
         """All links, closed by the check that no event is missing between the first and the last of them."""
         numbers = [ref.seq for link in self._links for ref in link.events]
         if numbers:
-            first, last = min(numbers), max(numbers)
+            first, last = min(*self._told, *numbers, max(numbers)), max(numbers)
             late = self._unwatched(first)
             holes = [gap for gap in self._instance.gaps if gap[0] <= last and gap[1] >= first]
             if late is not None:
@@ -114,6 +126,9 @@ class Evidence:
 
     def _unwatched(self, first: int) -> str | None:
         """A hook that a link rests on and that was installed only after the first event of the claim."""
+        told = self._instance.told_at
+        if told > first:
+            return f"what the instance is was told with event {told}, the claim begins with event {first}"
         for link in self._links:
             since, name = self._installed.get(link.link, (0, ""))
             if link.holds and since > first:
