@@ -95,7 +95,8 @@ test-quick: venv
 	-@$(MAKE) --no-print-directory gdb
 	$(BIN)/python -m pytest -m 'not stand and not jaeger and not browser' $(PYTEST_ARGS)
 
-# Looks for false confirmations: mutated journals, the product against an independent checker of the chain.
+# Looks for false confirmations: mutated journals, the product against an independent checker of the chain. A new seed
+# every time: make soundness SOUNDNESS_ARGS='--seeds 10 --mutants 20000', --exhaustive, --resume
 soundness: venv
 	$(BIN)/python tests/soundness/run.py --mutants 100000 $(SOUNDNESS_ARGS)
 

@@ -18,7 +18,7 @@ from soundness.compare import CLAIMED, ORACLE_TIERS, Outcome, compare, compare_r
 
 Journals = Sequence[Sequence[Event]]
 Row = tuple[object, ...]
-LIMIT_S = 10
+LIMIT_S = 5
 """For one mutant: one that takes longer is a failure of its own."""
 ROOT = Path(__file__).parents[2]
 
