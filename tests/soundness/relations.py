@@ -110,6 +110,15 @@ class Relations:
         for gone in self.of(ev.EvictedL1):
             if gone.how in GONE:
                 self.evicted_by_node[(self.epoch(gone.seq), gone.node)].append(gone)
+        self.doubtful = [
+            gone
+            for gone in self.of(ev.EvictedL1)
+            if gone.how in GONE and not self._known(self.epoch(gone.seq), gone.node, gone.seq)
+        ]
+        """Of nodes that left L1, those of which no digests say what they held."""
+        self.backups_of: dict[int, list[Copy]] = defaultdict(list)
+        for copy in self.backups:
+            self.backups_of[copy.queued.node].append(copy)
         self._alike: dict[int, dict[int, list[Use]]] = {}
 
     def of(self, kind: type[E]) -> list[E]:
@@ -148,6 +157,9 @@ class Relations:
             self._alike[cell] = table
         same = self._alike[cell].get(use.cells[cell - 1] if cell else 0, [])
         return same if use in same else [use, *same]
+
+    def _known(self, epoch: int, node: int, seq: int) -> bool:
+        return any(s.seq <= seq and s.use.cells and not s.use.wrong for s in self.sightings.get((epoch, node), ()))
 
     def lineage(self, epoch: int, node: int) -> list[int]:
         """A node, and what it was split off from, and that from what, as far as the record shows it."""
