@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from kvwitness.patches.schema import events as ev
-from soundness.relations import GONE, Relations
+from soundness.relations import Relations
 from soundness.stay_rules import match_of
 from soundness.things import Copy, Found, Sighting, Stay, Use, agree
 
@@ -49,6 +49,7 @@ class Block:
     match: ev.Matched
     low: int
     high: int
+    _held: dict[tuple[int, int], bool | None] = field(default_factory=dict)
 
     @cached_property
     def epoch(self) -> int:
@@ -76,8 +77,11 @@ class Block:
         """Does a node hold this block? None: nothing recorded says so."""
         if self.step is not None and (node == self.step.node or node in self.lineage):
             return True
-        answers = {agree(s.use, self.use, self.high) for s in self.seen(node, max(until, self.match.seq))}
-        return False if False in answers else True if True in answers else None
+        key = node, max(until, self.match.seq)
+        if key not in self._held:
+            answers = {agree(s.use, self.use, self.high) for s in self.seen(*key)}
+            self._held[key] = False if False in answers else True if True in answers else None
+        return self._held[key]
 
     def beside(self, node: int, seq: int) -> bool:
         """Was the node that holds the block there beside ``node`` at event ``seq``? Then they are two blocks."""
@@ -113,10 +117,9 @@ class Block:
         for node in {*nodes, *self.lineage}:
             for gone in self.r.evicted_by_node.get((self.epoch, node), ()):
                 told[gone.seq] = gone
-        every = self.r.of(ev.EvictedL1)
-        after = bisect_right(every, self.match.seq, key=lambda e: e.seq)
-        for gone in every[after:]:
-            if gone.how in GONE and self.r.epoch(gone.seq) == self.epoch:
+        after = bisect_right(self.r.doubtful, self.match.seq, key=lambda e: e.seq)
+        for gone in self.r.doubtful[after:]:
+            if self.r.epoch(gone.seq) == self.epoch:
                 told[gone.seq] = gone
         for gone in told.values():
             seen = self.seen(gone.node, max(self.match.seq, gone.seq))

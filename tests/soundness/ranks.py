@@ -69,9 +69,9 @@ def of_another_server(rng: random.Random, seed: int, number: int) -> Group:
 
 
 def of_another_host(rng: random.Random, seed: int, number: int) -> Group:
-    """Rank 1 says that it is of another start, host, key, release or model."""
+    """Rank 1 says that it is of another start, key, release or model. Another host is none: a group may span several."""
     first, second = pair(seed, number=number)
-    name = rng.choice(("start", "host", "key", "sglang", "arguments"))
+    name = rng.choice(("start", "key", "sglang", "arguments"))
     value: object = {"model_path": "models/another"} if name == "arguments" else "another"
     second = with_process(second, **{name: value})
     return _of((first, second), "rank says otherwise", f"rank 1 has another {name}", f"json.{name}", nothing=True)

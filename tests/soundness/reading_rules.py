@@ -166,7 +166,7 @@ def the_slots_held_what_was_written_to_the_end_of_the_read(g: Reading) -> Iterat
             yield "the slots were not allocated for what was written", At(g.filled.seq)
             return
         since = g.taken.seq
-        before = [t for t in g.touches if t.seq < since]
+        before = [t for t in g.touches if t.seq < since and t.what != "write"]
         if before and before[-1].what != "free" and not g.r.emptied_between(before[-1].seq, since):
             yield "the slots were allocated while they were in use", At(before[-1].seq), At(since)
     if g.r.emptied_between(since, g.load.ended.seq) or g.r.reset_between(since, g.load.ended.seq):
@@ -221,8 +221,8 @@ def the_backup_was_acknowledged_in_time(g: Reading) -> Iterator[Why]:
 def one_backup_of_the_node_was_under_way(g: Reading) -> Iterator[Why]:
     """The node was not queued again before its acknowledgement: nobody could tell of which one that is."""
     b = g.backup
-    for other in g.r.backups:
-        if other.queued.node == b.queued.node and b.queued.seq < other.queued.seq < b.acks[0].seq:
+    for other in g.r.backups_of[b.queued.node]:
+        if b.queued.seq < other.queued.seq < b.acks[0].seq:
             yield "queued again while it was being copied", b.queued, other.queued
 
 

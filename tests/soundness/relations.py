@@ -87,7 +87,7 @@ class Relations:
         self._numbers: dict[object, int] = {}
         self._requests()
         for use in self.uses:
-            use.wrong = self._digests_of(use)
+            self._weigh_digests(use)
         self.backups: list[Copy] = []
         self.loads: list[Copy] = []
         self.launches: list[Launch] = []
@@ -110,6 +110,15 @@ class Relations:
         for gone in self.of(ev.EvictedL1):
             if gone.how in GONE:
                 self.evicted_by_node[(self.epoch(gone.seq), gone.node)].append(gone)
+        self.doubtful = [
+            gone
+            for gone in self.of(ev.EvictedL1)
+            if gone.how in GONE and not self._known(self.epoch(gone.seq), gone.node, gone.seq)
+        ]
+        """Of nodes that left L1, those of which no digests say what they held."""
+        self.backups_of: dict[int, list[Copy]] = defaultdict(list)
+        for copy in self.backups:
+            self.backups_of[copy.queued.node].append(copy)
         self._alike: dict[int, dict[int, list[Use]]] = {}
 
     def of(self, kind: type[E]) -> list[E]:
@@ -148,6 +157,9 @@ class Relations:
             self._alike[cell] = table
         same = self._alike[cell].get(use.cells[cell - 1] if cell else 0, [])
         return same if use in same else [use, *same]
+
+    def _known(self, epoch: int, node: int, seq: int) -> bool:
+        return any(s.seq <= seq and s.use.cells and not s.use.wrong for s in self.sightings.get((epoch, node), ()))
 
     def lineage(self, epoch: int, node: int) -> list[int]:
         """A node, and what it was split off from, and that from what, as far as the record shows it."""
@@ -213,7 +225,7 @@ class Relations:
             if isinstance(event, ev.PrefixDigests):
                 use.told.append(event)
                 use.grid = use.grid or event.grid
-                if event.first_cell == len(use.cells):
+                if event.first_cell == len(use.cells) and event.grid == use.grid:
                     self._continue(use.cells, event.digests)
                     use.digests.extend(event.digests)
             elif isinstance(event, ev.PrefixPoint):
@@ -236,34 +248,43 @@ class Relations:
         for digest in digests:
             cells.append(self._number((cells[-1] if cells else 0, digest)))
 
-    def _digests_of(self, use: Use) -> str:
-        """Why the digests of a request say nothing: grid, first cell, page size and prompt length fit one another."""
+    def _weigh_digests(self, use: Use) -> None:
+        """Whether the digests of a request say something: grid, first cell, page size and prompt length fit one
+        another. What was told before the first match is the prompt; what does not fit later says nothing more."""
         cells: list[bytes] = []
         points: dict[int, bytes] = {}
-        whole = [step.seq for step in use.first.of(ev.Matched)[:1]] if use.stays else []
-        at_match = None
+        matches = use.first.of(ev.Matched) if use.stays else []
+        matched = matches[0].seq if matches else None
+        prompt: int | None = None
         for told in use.told:
-            if at_match is None and whole and told.seq > whole[0]:
-                at_match = len(cells)
-            if isinstance(told, ev.PrefixDigests):
-                if told.grid != self.grid:
-                    return f"digests of a grid of {told.grid}, pages of {self.page}"
-                if told.first_cell != len(cells):
-                    return "digests that do not continue those before"
+            if matched is not None and prompt is None and told.seq > matched:
+                prompt = len(cells)
+            why = self._no_digest(told, cells, points)
+            if why and (prompt is None or not use.stays):
+                use.wrong = why
+                return
+            if why and use.later is None:
+                use.later = told.seq, why
+            elif isinstance(told, ev.PrefixDigests) and not why:
                 cells += told.digests
-            elif not told.digests:
-                continue
-            elif len(told.digests) != 1 or points.setdefault(told.position, told.digests[0]) != told.digests[0]:
-                return "two digests of one prefix"
-            else:
-                cell, rest = divmod(told.position, self.grid)
-                if not rest and 0 < cell <= len(cells) and cells[cell - 1] != told.digests[0]:
-                    return "two digests of one prefix"
-        if use.stays and whole and not use.first.queued.retracted:
-            at_match = len(cells) if at_match is None else at_match
-            if at_match != use.first.queued.prompt_tokens // self.grid:
-                return f"{at_match} digests of a prompt of {use.first.queued.prompt_tokens} tokens"
-        return ""
+        if matched is not None and not use.first.queued.retracted:
+            prompt = len(cells) if prompt is None else prompt
+            if prompt != use.first.queued.prompt_tokens // self.grid:
+                use.wrong = f"{prompt} digests of a prompt of {use.first.queued.prompt_tokens} tokens"
+
+    def _no_digest(self, told: ev.PrefixDigests | ev.PrefixPoint, cells: list[bytes], points: dict[int, bytes]) -> str:
+        """Why digests say nothing, after those that were told before."""
+        if isinstance(told, ev.PrefixDigests):
+            if told.grid != self.grid:
+                return f"digests of a grid of {told.grid}, pages of {self.page}"
+            return "" if told.first_cell == len(cells) else "digests that do not continue those before"
+        if not told.digests:
+            return ""
+        cell, rest = divmod(told.position, self.grid)
+        known = cells[cell - 1] if not rest and 0 < cell <= len(cells) else told.digests[0]
+        if len(told.digests) == 1 and points.setdefault(told.position, told.digests[0]) == told.digests[0] == known:
+            return ""
+        return "two digests of one prefix"
 
     def host_pages(self, slots: Iterable[ev.Run]) -> list[int]:
         """The host pages of runs of slots, in order; those that are not whole pages are left out."""

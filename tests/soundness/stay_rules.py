@@ -57,6 +57,8 @@ def digests_fit_pages_and_prompt(s: Stay) -> Iterator[Doubt]:
     """Grid, first cell, page size and prompt length fit one another; one prefix has one digest."""
     if s.use.wrong:
         yield s.queued.seq, s.use.wrong
+    elif s.use.later is not None:
+        yield s.use.later
 
 
 def acted_on(s: Stay) -> list[ev.Matched]:

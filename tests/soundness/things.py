@@ -29,6 +29,8 @@ class Use:
     """Every node that a path of it went through, and when."""
     wrong: str = ""
     """Why its digests say nothing."""
+    later: tuple[int, str] | None = None
+    """The first event behind its prompt that told other digests, or of another grid, and why that says nothing."""
 
     @property
     def first(self) -> Stay:

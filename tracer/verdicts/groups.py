@@ -88,13 +88,15 @@ def _start(instance: InstanceFacts) -> tuple[object, ...]:
     process = instance.facts.process or Process()
     if process.start is not None:
         return (process.start,)
-    said = instance.facts.instance
+    return (None, process.host, process.key, *_described(instance))
+
+
+def _described(instance: InstanceFacts) -> tuple[object, ...]:
+    """What all ranks of one server say alike."""
+    process, said = instance.facts.process or Process(), instance.facts.instance
     shown = instance.facts.shown.get("process")
     arguments = shown.get("arguments") if isinstance(shown, dict) else None
     return (
-        None,
-        process.host,
-        process.key,
         process.sglang,
         msgspec.json.encode(arguments, order="deterministic"),
         sizes_of(instance.facts.ranks),
@@ -132,6 +134,8 @@ def _servers(ranks: list[InstanceFacts]) -> Iterator[Server]:
 
 
 def _doubt(ranks: Sequence[InstanceFacts]) -> str:
+    if len({_described(rank) for rank in ranks}) > 1:
+        return "they do not describe one server"
     places = [place_of(rank.facts.ranks) for rank in ranks]
     if None in places:
         return "one of them does not say which rank it is"
