@@ -51,7 +51,6 @@ class Relations:
     def __init__(self, lanes: Sequence[Sequence[ev.Event]]) -> None:
         self.lanes = lanes
         self.events = _ordered(lanes)
-        self.first = self.events[0].seq if self.events else 0
         self.last = self.events[-1].seq if self.events else 0
         self._kinds: dict[type[ev.Event], list[Any]] = defaultdict(list)
         for event in self.events:

@@ -13,7 +13,7 @@ from journal_tools import changed, renumbered
 from kvwitness.patches.schema import events as ev
 from soundness.extras import place
 from soundness.oracle import Oracle
-from soundness.simulate import GRID, Server
+from soundness.simulate import Server
 
 A = tuple(range(65))
 """64 tokens in four pages, and one that is always computed."""
@@ -123,7 +123,7 @@ def test_a_backup_of_a_chunk_that_is_queued_before_its_pass() -> None:
 def test_digests_of_another_grid_say_nothing_about_the_prompt(grid: int) -> None:
     """The tree serves A's node to another prompt; the digests that would show it are told with another grid."""
     events = served(("a", A), ("b", A)).events
-    other = tuple(bytes([at]) * 8 for at in range(64 // GRID))
+    other = tuple(bytes([at]) * 8 for at in range(64 // grid))
     mine = number(events, "b")
 
     def strange(event: Any) -> ev.Event:
