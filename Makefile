@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 LINKS := $(addprefix .links/kvwitness/,patches tracer collectors)
 PYTEST_ARGS ?=
 
-.PHONY: venv stand gdb demo demo-jaeger matrix jaeger browser bench lint format typecheck test test-browser test-quick test-slow soundness soundness-model mutants soak matrix-settings test-releases wheels support clean
+.PHONY: venv stand gdb demo demo-jaeger matrix jaeger browser bench lint format typecheck test test-browser test-quick test-slow soundness soundness-model mutants soak matrix-settings test-releases wheels support rules clean
 
 venv: $(VENV)/.installed
 
@@ -123,6 +123,10 @@ matrix-settings: venv stand
 # Wheels of the SGLang releases that docs/support.md is made from (about 300 MB), kept outside the checkout.
 wheels: venv
 	$(BIN)/python -m kvwitness.tracer.contracts wheels
+
+# The page of all rules, made from their declaration: again after every change to tracer/rules.
+rules: venv
+	$(BIN)/python -m kvwitness.tracer.rules.page docs/rules.md
 
 # What each release lets kvwitness prove: again after every change to a hook.
 support: wheels

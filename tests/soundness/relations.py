@@ -460,8 +460,11 @@ class Relations:
             self._describe(there)
             paths.append((e.seq, there.use, (ev.PathNode(e.node, e.start, e.end, int(e.l1 == 1)),)))
         paths.sort(key=lambda entry: entry[0])
+        left = [e for e in self._kinds[ev.EvictedL1] if e.start >= 0]
         for seq, use, path in paths:
             epoch, numbers = self.epoch(seq), {step.node for step in path}
+            while left and left[0].seq < seq:
+                self._left_as(left.pop(0), starts, begin_alike)
             for step in path:
                 key = (epoch, step.node)
                 if key not in self.sightings:
@@ -469,6 +472,20 @@ class Relations:
                 starts[key] = step.start
                 self._begins(begin_alike, epoch, step.node, step.start, use)
                 self.sightings[key].append(Sighting(seq, use, step))
+
+    def _left_as(
+        self,
+        e: ev.EvictedL1,
+        starts: dict[tuple[int, int], int],
+        begin_alike: dict[tuple[int, int, object], set[int]],
+    ) -> None:
+        """A node that leaves L1 says where it begins by now: what was in front of it was split off unseen."""
+        epoch = self.epoch(e.seq)
+        key = (epoch, e.node)
+        if starts.get(key, e.start) < e.start and self.sightings[key][-1].step.end == e.end:
+            starts[key] = e.start
+            for seen in {sighting.use for sighting in self.sightings[key]}:
+                self._begins(begin_alike, epoch, e.node, e.start, seen)
 
     def _begins(
         self, begin_alike: dict[tuple[int, int, object], set[int]], epoch: int, node: int, start: int, use: Use

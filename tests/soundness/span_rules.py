@@ -45,7 +45,9 @@ class Span:
         family = facts.get("family") or TREE_FAMILY.get(facts.get("tree_class", ""), "")
         found: dict[str, list[dict[str, Any]]] = {}
         for hook in told:
-            if hook.get("family", "common") in ("common", family):
+            # What is no hook tells of none.
+            sound = isinstance(hook, dict) and isinstance(hook.get("links", []), list | tuple)
+            if sound and hook.get("family", "common") in ("common", family):
                 found.setdefault(str(hook.get("name")), []).append(hook)
         return {
             name: variants

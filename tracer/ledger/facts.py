@@ -442,6 +442,8 @@ class RequestFacts(msgspec.Struct, frozen=True):
     """W3C trace context that the client sent, when the HTTP process recorded it."""
     chain: Chain | None = None
     """The digests of its tokens: those of its id may be another request's by now."""
+    wrong: str = ""
+    """What contradicts itself in what is recorded of it; empty: nothing does."""
     shared_id: bool = False
     """Another request had the same id at the same time, or a pass ended that this one did not begin: whose events are
     whose is not known."""

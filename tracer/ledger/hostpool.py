@@ -60,6 +60,11 @@ class HostView:
             return None
         return f"the host pool has {available} free slots where the events say {expected}"
 
+    @property
+    def in_use(self) -> int:
+        """Slots that are taken, by the events."""
+        return (len(self._held) + len(self._fresh)) * self.page
+
     def count(self, available: int) -> None:
         """The pool's own count of free slots."""
         self.available = available

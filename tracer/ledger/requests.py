@@ -70,8 +70,12 @@ class OpenRequest:
     prior: tuple[str | None, int, int] = (None, 0, 0)
     shared_id: bool = False
     """What is recorded under its id may be another request's."""
+    wrong: str = ""
+    """What contradicts itself in what is recorded of it; empty: nothing does."""
     probed: tuple[int, int] | None = None
     """The deepest node that the cache was last asked for, and where it ends."""
+    found_waiting: bool = False
+    """It was in the queue already when kvwitness was attached."""
     uses: tuple[int, ...] = ()
     """The nodes that its match found, until its passes were processed."""
     inserted: int = 0
@@ -144,6 +148,7 @@ class OpenRequest:
             traceparent=traceparent,
             shared_id=self.shared_id,
             chain=self.chain,
+            wrong=self.wrong,
         )
 
 

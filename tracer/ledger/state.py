@@ -57,6 +57,8 @@ class State:
         """Node -> request and backup since the last insert of which only the next one says whose prefix it copies."""
         # L2.
         self.host = HostView(1, self.residencies.append)
+        self.emptied = 0
+        """The event that emptied the host pool, until the reset of the tree that belongs to it; 0: none."""
         self.counted = 0
         """The last event that carried the host pool's own count."""
         self.host_evictions = L2Evictions()

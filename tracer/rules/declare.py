@@ -145,6 +145,11 @@ def _contradicted(state: State, event: Event, rule: str, broken: Broken | str, c
     since = state.before if broken.since is None else broken.since
     until = event.seq if broken.until is None else broken.until
     state.contradictions.append(Contradiction(rule, since, until, broken.text, content))
+    number = getattr(event, "req", 0)
+    request = state.request(number) if number and not content else None
+    if request is not None:
+        # What is recorded of it cannot all be true: nothing rests on any of it.
+        request.wrong = request.wrong or broken.text
 
 
 def _possible(kind: type[Event], name: str, low: int, high: int | None) -> Check[Any]:

@@ -8,7 +8,7 @@ from kvwitness.patches.schema import events as ev
 from kvwitness.tracer.ledger import facts as ft
 from kvwitness.tracer.ledger.state import State
 from kvwitness.tracer.ledger.tree import Odd
-from kvwitness.tracer.rules.declare import Broken, Rules
+from kvwitness.tracer.rules.declare import Broken, Rules, always
 from kvwitness.tracer.rules.requests import undigested
 
 L1 = Rules()
@@ -63,6 +63,11 @@ def _matched_for_somebody(s: State, e: ev.Matched) -> str | None:
         return f"event {e.seq} is about a request without a name"
     if undigested(s, e.req, e.path[-1].end if e.path else 0):
         return f"event {e.seq} follows a path for a prompt whose digests do not reach as far"
+    request = s.request(e.req)
+    if request is None or e.purpose != ev.MatchPurpose.ADMISSION or request.attempt > 1 or request.found_waiting:
+        return None
+    if not request.chain.tells(request.prompt_tokens):
+        return f"{request.rid} was matched before the digests of its prompt were told"
     return None
 
 
@@ -510,6 +515,37 @@ def _an_eviction_ends(s: State, e: ev.EvictEnd, m: ft.Moment) -> None:
     s.evictions.end(e, m)
 
 
+def _between_steps(s: State, kind: str) -> Broken | None:
+    call = s.evictions.innermost
+    if call is None:
+        return None
+    return Broken(f"{kind} within eviction {call.begin.call}, which had not ended", since=call.moment.seq)
+
+
+@L1.guard(ev.Matched, "not within an eviction")
+def _no_match_within(s: State, _: ev.Matched) -> Broken | None:
+    """The scheduler does nothing else while it evicts from L1."""
+    return _between_steps(s, "a match")
+
+
+@L1.guard(ev.Inserted, "not within an eviction")
+def _no_insert_within(s: State, _: ev.Inserted) -> Broken | None:
+    """The scheduler does nothing else while it evicts from L1."""
+    return _between_steps(s, "an insert")
+
+
+@L1.guard(ev.Prefill, "not within an eviction")
+def _no_pass_within(s: State, _: ev.Prefill) -> Broken | None:
+    """The scheduler does nothing else while it evicts from L1."""
+    return _between_steps(s, "a pass")
+
+
+@L1.guard(ev.PrefillDone, "not within an eviction")
+def _no_result_within(s: State, _: ev.PrefillDone) -> Broken | None:
+    """The scheduler does nothing else while it evicts from L1."""
+    return _between_steps(s, "a result")
+
+
 # --- reset -------------------------------------------------------------------------------------------
 
 L1.within(ev.Reset, 1, 2, "kind")
@@ -524,7 +560,22 @@ def _nothing_runs(s: State, _: ev.Reset) -> Broken | None:
     return Broken(f"the cache was reset while {running.rid} was running", since=running.admitted.seq)
 
 
+@L1.guard(ev.Reset, "empties the host pool, too")
+def _empties_the_pool(s: State, e: ev.Reset) -> Broken | None:
+    """The tree is reset when the host pool was emptied, or while nothing is in it."""
+    if s.emptied or not s.host.in_use:
+        return None
+    return always("the tree was reset while the host pool held something", e.seq)
+
+
+@L1.guard(ev.Matched, "the tree was reset with the pool")
+def _reset_with_the_pool(s: State, e: ev.Matched) -> Broken | None:
+    """After the host pool was emptied the tree is reset before it is asked again."""
+    return Broken("the host pool was emptied, and the tree was not", since=s.emptied) if s.emptied and e.path else None
+
+
 @L1.effect(ev.Reset)
 def _the_cache_is_empty(s: State, e: ev.Reset, m: ft.Moment) -> None:
     """Neither tier holds anything; node ids, positions and slots mean nothing any more."""
     s.reset(m)
+    s.emptied = 0

@@ -40,6 +40,9 @@ def _miscounted(s: State, pool: int, available: int, change: int) -> Broken | No
 
 # --- slots -------------------------------------------------------------------------------------------
 
+for _kind in (ev.HostAlloc, ev.HostFree, ev.HostClear):
+    L2.within(_kind, 0, None, "available")
+
 
 @L2.guard(ev.HostAlloc, "are the pool's slots")
 def _allocated_slots(s: State, e: ev.HostAlloc) -> str | None:
@@ -51,6 +54,14 @@ def _allocated_slots(s: State, e: ev.HostAlloc) -> str | None:
 def _allocated_for_somebody(s: State, e: ev.HostAlloc) -> str | None:
     """The request whose insert or allocation takes them has a name."""
     return f"host slots were taken for a request without a name (event {e.seq})" if s.nameless(e.req) else None
+
+
+@L2.guard(ev.HostAlloc, "the pool was emptied with the tree")
+def _emptied_with_the_tree(s: State, e: ev.HostAlloc) -> Broken | None:
+    """After the pool was emptied the tree is reset before slots are taken again."""
+    if e.pool != ANCHOR_POOL or not s.emptied:
+        return None
+    return Broken("the host pool was emptied, and the tree was not", since=s.emptied)
 
 
 @L2.guard(ev.HostAlloc, "were free")
@@ -140,7 +151,11 @@ def _cleared_pool(s: State, e: ev.HostClear) -> str | None:
 def _all_free(s: State, e: ev.HostClear) -> str | None:
     """An emptied pool has all its slots free."""
     total = s.told.instance.host_tokens
-    if e.pool != ANCHOR_POOL or total is None or e.available == total:
+    if e.pool != ANCHOR_POOL:
+        return None
+    if total is None and not s.attached.begun and s.host.available is not None:
+        total = s.host.available + s.host.in_use
+    if total is None or e.available == total:
         return None
     return f"the host pool was emptied and has {e.available} free slots of {total}"
 
@@ -153,7 +168,7 @@ def _the_pool_is_empty(s: State, e: ev.HostClear, m: ft.Moment) -> None:
         return
     s.host.finish(m)
     s.host.count(e.available)
-    s.counted = e.seq
+    s.counted = s.emptied = e.seq
     s.lost_while_copying(None)
 
 

@@ -62,6 +62,9 @@ def _it_waits(s: State, e: ev.Queued, m: ft.Moment) -> None:
 def _it_waited_already(s: State, e: ev.WaitingAtAttach, m: ft.Moment) -> None:
     """The same of a request that was in the queue when kvwitness was attached."""
     _queue(s, e.req, bool(e.retracted), e.prompt_tokens, m)
+    request = s.request(e.req)
+    if request is not None:
+        request.found_waiting = True
 
 
 # --- digests -----------------------------------------------------------------------------------------
@@ -112,7 +115,7 @@ def _digests_stand_for_one(s: State, e: ev.PrefixDigests) -> Broken | None:
 def _its_prefix_is_known(s: State, e: ev.PrefixDigests, _: ft.Moment) -> None:
     """Its tokens are those of every sequence with these digests."""
     rid = s.names.get(e.req)
-    if rid is None:
+    if rid is None or e.grid < 1:
         return
     chain = s.requests.chain_of(rid)
     s.prefixes.learn(e.grid, e.first_cell, chain.cells, e.digests)
@@ -270,6 +273,15 @@ def _counts_what_was_matched(s: State, e: ev.Admission) -> str | None:
     return None if e.prefix == cached else f"admitted with {e.prefix} cached tokens, {cached} were matched and loaded"
 
 
+@REQUESTS.guard(ev.Admission, "its load-backs were decided")
+def _loads_were_decided(s: State, e: ev.Admission) -> str | None:
+    """What was loaded for a request was decided before its admission."""
+    request = s.request(e.req)
+    if request is None or not e.admitted or not request.loaded or request.decision is not None:
+        return None
+    return f"request {request.rid} was admitted, and its load-back was not decided"
+
+
 @REQUESTS.guard(ev.Admission, "ends within the tokens")
 def _ends_within(s: State, e: ev.Admission) -> str | None:
     """The first pass of an admitted request ends behind its cached tokens and within its tokens."""
@@ -402,6 +414,16 @@ def _of_a_launched_pass(s: State, e: ev.PrefillDone) -> str | None:
         return f"the result of a prefill of {request.rid} that was not launched, or not once more"
     first = next(one for one in request.chunks if one.done is None)
     return None if chunk is first else f"the result of batch {e.batch} of {request.rid} came before an earlier one's"
+
+
+@REQUESTS.guard(ev.PrefillDone, "is of a pass in the present cache")
+def _of_the_present_cache(s: State, e: ev.PrefillDone) -> Broken | None:
+    """The cache was not emptied between a pass and its result."""
+    request = s.request(e.req)
+    chunk = _pass_of(request, e.batch) if request is not None else None
+    if request is None or chunk is None or not s.epochs or chunk.moment.seq > s.epochs[-1].begin.seq:
+        return None
+    return Broken(f"the cache was reset before the prefill of {request.rid} had ended", s.epochs[-1].begin.seq)
 
 
 @REQUESTS.guard(ev.PrefillDone, "has a token after the last pass")

@@ -58,7 +58,7 @@ def _combine_one(ranks: list[RequestVerdict], one: Served, wrong: str) -> Reques
     weakest = min(ranks, key=_strength)
     inconclusive = one.wrong or _missing_ranks(one, len(ranks)) or wrong
     reason = (Reason.INCONCLUSIVE, inconclusive) if inconclusive else _divergence(ranks)
-    return _capped(weakest, reason) if reason is not None else weakest
+    return _capped(weakest, reason) if reason is not None else _weakest_by_range(weakest, ranks)
 
 
 def _strength(verdict: RequestVerdict) -> int:
@@ -80,6 +80,31 @@ def _missing_ranks(one: Served, known: int) -> str:
     if group.doubt:
         return f"the request ran on {needed} ranks, and which journals are theirs is not known: {group.doubt}"
     return f"the request ran on {needed} ranks, {known} of them are judged"
+
+
+def _weakest_by_range(verdict: RequestVerdict, ranks: Sequence[RequestVerdict]) -> RequestVerdict:
+    """Each range is worth what it is worth on the rank where it is weakest, also where another range decides."""
+    others = [other for other in ranks if other is not verdict]
+    ranges = tuple(_with_ranks(r, others) for r in verdict.ranges)
+    return verdict if ranges == verdict.ranges else msgspec.structs.replace(verdict, ranges=ranges)
+
+
+def _with_ranks(r: RangeVerdict, others: Sequence[RequestVerdict]) -> RangeVerdict:
+    for other in others if r.grade in (Grade.CONFIRMED, Grade.VERIFIED) else ():
+        for there in other.ranges:
+            if there.start < r.end and r.start < there.end and (there.tier is not r.tier or _weaker(there, r)):
+                detail = f"{other.instance} says {there.tier.value} {there.grade.value}: {there.detail}"
+                link = LinkEvidence(Link.RECORD_COMPLETE, False, detail, (), REMEDY[Link.RECORD_COMPLETE])
+                grade = Grade.CONFIRMED if there.grade is Grade.CONFIRMED else Grade.REPORTED
+                links = r.links if grade is Grade.CONFIRMED else (*r.links, link)
+                r = msgspec.structs.replace(
+                    r, grade=grade, detail=r.detail if grade is Grade.CONFIRMED else detail, links=links
+                )
+    return r
+
+
+def _weaker(there: RangeVerdict, here: RangeVerdict) -> bool:
+    return GRADE_ORDER.get(there.grade, GRADE_ORDER[Grade.UNKNOWN]) < GRADE_ORDER[here.grade]
 
 
 def _divergence(ranks: list[RequestVerdict]) -> tuple[Reason, str] | None:

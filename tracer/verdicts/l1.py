@@ -7,7 +7,7 @@ from kvwitness.tracer.model import Grade, Link, RangeVerdict, Reason, Tier
 from kvwitness.tracer.verdicts.grading import graded
 from kvwitness.tracer.verdicts.l2 import covers, link_loaded
 from kvwitness.tracer.verdicts.links import AT_ATTACH, FOUND_IN_L1, Evidence
-from kvwitness.tracer.verdicts.stay import first_use
+from kvwitness.tracer.verdicts.stay import first_use, link_stayed
 from kvwitness.tracer.verdicts.usage import Usage
 from kvwitness.tracer.verdicts.view import InstanceView
 
@@ -82,6 +82,7 @@ def _judge_node(
     else:
         evidence.hold(Link.RESIDENT_L1, "matched in L1, not evicted since it was put there", matched)
     usage.link(evidence)
+    link_stayed(evidence, view, request, start, end)
     reason = Reason.READ_OF_UNACKNOWLEDGED_LOAD if pending else Reason.L1_HIT
     verdict = graded(start, end, Tier.L1, reason, evidence.complete())
     if pending and verdict.grade is Grade.CONFIRMED:

@@ -22,6 +22,7 @@ from kvwitness.tracer.verdicts.content import compare_content
 from kvwitness.tracer.verdicts.grading import graded
 from kvwitness.tracer.verdicts.l3 import link_prefetched, moments_of
 from kvwitness.tracer.verdicts.links import AT_ATTACH, FOUND_IN_L1, FOUND_IN_L2, Evidence
+from kvwitness.tracer.verdicts.stay import link_stayed
 from kvwitness.tracer.verdicts.usage import Usage
 from kvwitness.tracer.verdicts.view import InstanceView
 
@@ -82,6 +83,7 @@ def _judge_segment(
     _resident_l2(evidence, request, load, segment, start, end)
     _read(evidence, view, request, load)
     usage.link(evidence)
+    link_stayed(evidence, view, request, start, end)
     compared = compare_content(evidence, view, request, load, start, end)
     compared.link(evidence)
     reason = Reason.INVALID_MODE if view.instance.facts.transit_mode is not None else reason

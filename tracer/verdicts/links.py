@@ -55,6 +55,7 @@ class Evidence:
     def __init__(self, view: InstanceView, request: RequestFacts | None = None) -> None:
         """``request``: whose claim it is; what was told of its prompt is part of it."""
         self._instance = view.instance
+        self._doubted = view.doubted
         self._told = [] if request is None else [request.queued.seq]
         """Where the prefixes were told that are compared."""
         self._links: list[LinkEvidence] = []
@@ -112,7 +113,7 @@ class Evidence:
         numbers = [ref.seq for link in self._links for ref in link.events]
         if numbers:
             first, last = min(*self._told, *numbers, max(numbers)), max(numbers)
-            late = self._unwatched(first)
+            late = self._unwatched(first) or next((why for seq in self._told if (why := self._doubted.get(seq))), None)
             holes = [gap for gap in self._instance.gaps if gap[0] <= last and gap[1] >= first]
             if late is not None:
                 self.miss(Link.RECORD_COMPLETE, late)

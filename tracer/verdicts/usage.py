@@ -48,6 +48,9 @@ def usage_of(request: RequestFacts) -> Usage:
         return Usage(first.start, total, False, "the request was aborted", (*moments, *_some(request.released)))
     if request.admitted is None:
         return Usage(first.start, total, False, "the request's admission was not recorded", moments)
+    if request.wrong:
+        detail = f"what was recorded of it contradicts itself: {request.wrong}"
+        return Usage(first.start, total, False, detail, moments)
     if request.shared_id:
         return Usage(first.start, total, False, "what was recorded under this id may be another request's", moments)
     if not last.output_tokens:

@@ -42,6 +42,8 @@ class InstanceView:
         self.prefetches: dict[int, Prefetch] = {prefetch.done.seq: prefetch for prefetch in instance.prefetches}
         self.evictions: dict[int, EvictionCall] = {call.call: call for call in instance.evictions}
         self.requests: dict[str, RequestFacts] = {request.rid: request for request in instance.requests}
+        self.doubted: dict[int, str] = dict(_doubted(instance))
+        """Where a prefix was told -> why nothing is built on what was recorded of its request."""
         self.leaks = tuple(leaks_of(instance))
         self.prompts = PromptIndex(instance)
         self.resets: list[Moment] = [epoch.begin for epoch in instance.epochs]
@@ -93,6 +95,15 @@ class InstanceView:
                 if _at(r, moment):
                     twice += max(min(r.end, copy.end) - max(r.start, copy.start), 0)
         return sum(r.end - r.start for r in held), twice
+
+
+def _doubted(instance: InstanceFacts) -> Iterator[tuple[int, str]]:
+    for request in instance.requests:
+        since = request.chain.since if request.chain is not None else request.queued.seq
+        if request.shared_id:
+            yield since, f"two requests had the id {request.rid} at a time"
+        elif request.wrong:
+            yield since, f"what was recorded of request {request.rid} contradicts itself: {request.wrong}"
 
 
 def owners_of(view: InstanceView, request: RequestFacts) -> set[str | None]:
