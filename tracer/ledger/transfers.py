@@ -33,6 +33,8 @@ class Transfers:
         """Node -> loads that were queued and not launched."""
         self.running: dict[int, Launched] = {}
         """By their numbers."""
+        self.fitted = False
+        """Whether some transfer moved the bytes that its tokens make."""
         self.numbers = Numbers()
         """Of all transfers so far."""
         self.launched = {ev.Direction.D2H: 0, ev.Direction.H2D: 0}

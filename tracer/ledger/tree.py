@@ -186,11 +186,12 @@ class TreeView:
     # --- residency -----------------------------------------------------------------------------------
 
     def inserted(
-        self, path: Path, chain: Chain | None, rid: str | None, computed: Computed | None, moment: Moment
+        self, path: Path, chain: Chain | None, computed: Computed | None, existing: int, moment: Moment
     ) -> None:
         """After an insert what the request's own prefill computed of a path that was taken in is in L1, born now.
 
-        What lies before that was there already or is being loaded: it is not born by this request.
+        What lies before that was there already or is being loaded: it is not born by this request. Neither is what
+        was among the ``existing`` tokens, but for what had left L1.
         """
         for step in path if computed is not None else ():
             node = self._nodes[step.node]
@@ -198,8 +199,11 @@ class TreeView:
                 continue
             if computed.end is not None and node.end > computed.end:
                 continue
+            if node.end <= existing and node.evicted is None:
+                continue
             # A node that is being loaded is in the tree already; its residency begins with the load's end.
             if not node.in_l1:
+                rid = chain.rid if chain is not None else None
                 node.resident, node.resident_by, node.computed = moment, rid, computed.launched(node.end)
                 node.evicted = node.evicted_how = node.evicted_call = None
                 node.known = True

@@ -9,7 +9,7 @@ from kvwitness.tracer.ledger import facts as ft
 from kvwitness.tracer.ledger.opened import OpenBackup, OpenLoad
 from kvwitness.tracer.ledger.runs import tiles
 from kvwitness.tracer.ledger.state import State
-from kvwitness.tracer.rules.declare import Broken, Rules
+from kvwitness.tracer.rules.declare import Broken, Rules, always
 from kvwitness.tracer.rules.l2 import size
 
 COPIES = Rules()
@@ -157,6 +157,9 @@ def _bytes_of_its_tokens(s: State, e: ev.TransferStarted) -> Broken | None:
     expected = e.tokens * per_token
     if e.bytes == expected or (e.bytes > expected and not s.told.alone):
         return None
+    if not s.transfers.fitted:
+        # None did so far: then a token has other bytes than the instance says.
+        return always(f"transfer {e.transfer} moves {e.bytes} bytes for {e.tokens} tokens of {per_token}")
     return _since(s, e.direction, f"transfer {e.transfer} moves {e.bytes} bytes for {e.tokens} tokens")
 
 
@@ -164,6 +167,7 @@ def _bytes_of_its_tokens(s: State, e: ev.TransferStarted) -> Broken | None:
 def _a_copy_is_launched(s: State, e: ev.TransferStarted, m: ft.Moment) -> None:
     """What waited that way is on its way."""
     s.attached.launched(e.transfer, e.direction, e.nodes)
+    s.transfers.fitted = s.transfers.fitted or e.bytes == e.tokens * (s.told.instance.bytes_per_token or 0)
     s.transfers.start(e, m)
 
 

@@ -324,7 +324,7 @@ def _what_was_computed_is_in_l1(s: State, e: ev.Inserted, m: ft.Moment) -> None:
     computed = request.computed() if request is not None and request.released is None else None
     if computed is not None and s.epochs and computed.passes[0][1].seq < s.epochs[-1].begin.seq:
         computed = None  # Computed into a cache that was emptied since.
-    s.tree.inserted(e.path, chain, s.names.get(e.req), computed, m)
+    s.tree.inserted(e.path, chain, computed, e.existing, m)
     if request is not None:
         request.touched(m)
         request.inserted = max(request.inserted, e.key_tokens)

@@ -8,7 +8,7 @@ from kvwitness.tracer.ledger.hostpool import Content
 from kvwitness.tracer.ledger.opened import OpenBackup
 from kvwitness.tracer.ledger.runs import overlap
 from kvwitness.tracer.ledger.state import ANCHOR_POOL, State
-from kvwitness.tracer.rules.declare import Broken, Rules
+from kvwitness.tracer.rules.declare import Broken, Rules, always
 
 L2 = Rules()
 
@@ -34,7 +34,11 @@ def _outside(s: State, pool: int, slots: tuple[ev.Run, ...]) -> str | None:
 
 
 def _miscounted(s: State, pool: int, available: int, change: int) -> Broken | None:
-    wrong = s.host.miscounted(available, change) if pool == ANCHOR_POOL else None
+    if pool != ANCHOR_POOL:
+        return None
+    wrong, total = s.host.miscounted(available, change), s.told.instance.host_tokens
+    if wrong is None and total is not None and available + s.host.in_use - change > total:
+        wrong = f"the host pool has {available} free slots beside those in use, and {total} in all"
     return None if wrong is None else Broken(wrong, since=s.counted)
 
 
@@ -45,9 +49,10 @@ for _kind in (ev.HostAlloc, ev.HostFree, ev.HostClear):
 
 
 @L2.guard(ev.HostAlloc, "are the pool's slots")
-def _allocated_slots(s: State, e: ev.HostAlloc) -> str | None:
-    """Slots are taken in whole pages, each once, within the pool."""
-    return _outside(s, e.pool, e.slots)
+def _allocated_slots(s: State, e: ev.HostAlloc) -> Broken | None:
+    """Slots are taken in whole pages, each once, within the pool; where not, the instance is not what it says."""
+    wrong = _outside(s, e.pool, e.slots)
+    return None if wrong is None else always(wrong)
 
 
 @L2.guard(ev.HostAlloc, "for a known request")
@@ -91,9 +96,10 @@ def _slots_are_taken(s: State, e: ev.HostAlloc, m: ft.Moment) -> None:
 
 
 @L2.guard(ev.HostFree, "are the pool's slots")
-def _freed_slots(s: State, e: ev.HostFree) -> str | None:
-    """Slots are given back in whole pages, each once, within the pool."""
-    return _outside(s, e.pool, e.slots)
+def _freed_slots(s: State, e: ev.HostFree) -> Broken | None:
+    """Slots are given back in whole pages, each once, within the pool; where not, the instance is not what it says."""
+    wrong = _outside(s, e.pool, e.slots)
+    return None if wrong is None else always(wrong)
 
 
 @L2.guard(ev.HostFree, "for a known request")

@@ -21,8 +21,8 @@ kvwitness explain BUNDLE C       # which of them a request's record breaks, if a
 Every event that kvwitness records is held against a model of the cache before anything is claimed. For each event
 type this page says what must hold before it (*must*: a guard) and what holds after it (*then*: an effect). Where a
 guard does not hold, the record contradicts itself; the place is named, and nothing is confirmed that rests on events
-across it. These are the only rules by which it is decided whether events fit together; what a claim needs beside that is in
-the [evidence model](evidence-model.md).
+across it. These are the only rules by which it is decided whether events fit together; what a claim needs beside that
+is in the [evidence model](evidence-model.md).
 
 What this does not say: that SGLang keeps to it. The rules hold over every recorded journal of the tests, and over what
 was seen of SGLang 0.4.6 to 0.5.23; a release that does otherwise would lose claims, and gain none.

@@ -12,6 +12,11 @@ from kvwitness.tracer.rules.declare import Broken, Rules
 REQUESTS = Rules()
 
 
+def known_before(s: State, number: int) -> bool:
+    """Whether a request that was not seen to be queued can have been running when kvwitness was attached."""
+    return bool(s.attached.begun) and not s.nameless(number)
+
+
 # --- queued ------------------------------------------------------------------------------------------
 
 _IN_QUEUE = (ev.Queued, ev.WaitingAtAttach)
@@ -248,7 +253,7 @@ def _admitted_after_its_match(s: State, e: ev.Admission) -> Broken | str | None:
     """A request is admitted out of the queue, after its match."""
     request = s.request(e.req)
     if request is None:
-        return f"event {e.seq} admits a request without a name" if s.nameless(e.req) else None
+        return None if known_before(s, e.req) else f"event {e.seq} admits a request that was not queued"
     if request.released is not None or (e.admitted and (request.admitted is not None or request.match is None)):
         return Broken(f"request {request.rid} is admitted, and does not wait for it", since=request.queued.seq)
     return None
@@ -322,7 +327,7 @@ def _computed_after_its_admission(s: State, e: ev.Prefill) -> str | None:
     """A pass is of a request that was admitted, and not given back."""
     request = s.request(e.req)
     if request is None:
-        return f"event {e.seq} computes a request without a name" if s.nameless(e.req) else None
+        return None if known_before(s, e.req) else f"event {e.seq} computes a request that was not queued"
     # One that was running at the attaching was admitted before.
     if request.released is not None or request.admitted is None:
         return f"a pass of {request.rid}, which is not admitted"
@@ -466,7 +471,7 @@ def _released_once(s: State, e: ev.Released) -> Broken | str | None:
     """A request gives its row back once, after its admission."""
     request = s.request(e.req)
     if request is None:
-        return f"event {e.seq} releases a request without a name" if s.nameless(e.req) else None
+        return None if known_before(s, e.req) else f"event {e.seq} releases a request that was not queued"
     if request.released is not None:
         return Broken(f"request {request.rid} was given back twice", since=request.released.seq)
     if request.admitted is None and e.state == ev.ReleaseState.FINISHED:
