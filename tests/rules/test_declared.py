@@ -27,12 +27,27 @@ def test_a_field_is_read_or_declared_free(field: Field) -> None:
     assert bool(field.guards or field.effects) != bool(field.free)
 
 
-NEVER_FREE = ("slot", "node", "start", "end", "token", "length", "req", "digest", "grid", "position", "transfer", "call")
+NEVER_FREE = (
+    "slot",
+    "node",
+    "start",
+    "end",
+    "token",
+    "length",
+    "req",
+    "digest",
+    "grid",
+    "position",
+    "transfer",
+    "call",
+)
 
 
 @pytest.mark.parametrize("field", [f for f in FIELDS if f.free], ids=lambda field: f"{field.owner}.{field.name}")
 def test_what_identifies_or_measures_is_never_free(field: Field) -> None:
-    assert field.owner == "HttpRequest" or not any(word in field.name for word in NEVER_FREE) or "threshold" in field.name
+    assert (
+        field.owner == "HttpRequest" or not any(word in field.name for word in NEVER_FREE) or "threshold" in field.name
+    )
 
 
 def test_every_event_of_the_cache_has_rules() -> None:

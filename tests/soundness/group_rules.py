@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from kvwitness.patches.schema import events as ev
 from soundness.relations import Relations
 from soundness.rules import Rules, Why
 from soundness.things import Stay
@@ -78,7 +79,8 @@ def prompt_of(stay: Stay) -> tuple[object, ...]:
     """What says that two requests are one: id, length and digests of the prompt (as far as they are the prompt's)."""
     use, tokens = stay.use, stay.use.first.queued.prompt_tokens
     cells = tuple(use.digests[: tokens // use.grid]) if use.grid else ()
-    return use.rid, tokens, cells
+    end = next((e.digests for e in use.told if isinstance(e, ev.PrefixPoint) and e.position == tokens), ())
+    return use.rid, tokens, cells, end
 
 
 @dataclass(eq=False)

@@ -20,11 +20,9 @@ class Chain:
     since: int = 0
     """The event that queued the request: an id can be used again, for another prompt."""
 
-    def tells(self, tokens: int) -> bool:
-        """Whether the digests reach exactly to the end of so many tokens."""
-        if tokens in self.points:
-            return not self.grid or len(self.cells) >= tokens // self.grid
-        return bool(self.grid) and tokens % self.grid == 0 and len(self.cells) >= tokens // self.grid
+    def tells(self, tokens: int, grid: int) -> bool:
+        """Whether the digests, in cells of ``grid``, reach exactly to the end of so many tokens."""
+        return len(self.cells) >= tokens // grid and (tokens in self.points or tokens % grid == 0)
 
     def add_cells(self, grid: int, first: int, digests: tuple[bytes, ...]) -> bool:
         """Append recorded cells; False when they do not continue what is known (events missing)."""

@@ -46,7 +46,7 @@ def _not_taken_back(s: State, e: ev.Facts) -> Broken | None:
     if found is None:
         return None
     since, name = found
-    return always(f"event {e.seq} tells {name} otherwise than event {since}", since)
+    return always(f"event {e.seq} tells {name} otherwise than event {since}")
 
 
 @JOURNAL.guard(ev.Facts, "keep the hooks", also="kind json")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from kvwitness.patches.schema import events as ev
 from kvwitness.tracer.ledger import facts as ft
+from kvwitness.tracer.ledger.chains import cell_tokens
 from kvwitness.tracer.ledger.state import State
 from kvwitness.tracer.ledger.tree import Odd
 from kvwitness.tracer.rules.declare import Broken, Rules, always
@@ -66,7 +67,7 @@ def _matched_for_somebody(s: State, e: ev.Matched) -> str | None:
     request = s.request(e.req)
     if request is None or e.purpose != ev.MatchPurpose.ADMISSION or request.attempt > 1 or request.found_waiting:
         return None
-    if not request.chain.tells(request.prompt_tokens):
+    if not request.chain.tells(request.prompt_tokens, cell_tokens(s.told.page)):
         return f"{request.rid} was matched before the digests of its prompt were told"
     return None
 
@@ -544,6 +545,36 @@ def _no_pass_within(s: State, _: ev.Prefill) -> Broken | None:
 def _no_result_within(s: State, _: ev.PrefillDone) -> Broken | None:
     """The scheduler does nothing else while it evicts from L1."""
     return _between_steps(s, "a result")
+
+
+@L1.guard(ev.Reset, "not within an eviction")
+def _no_reset_within(s: State, _: ev.Reset) -> Broken | None:
+    """The scheduler does nothing else while it evicts from L1."""
+    return _between_steps(s, "a reset")
+
+
+@L1.guard(ev.Admission, "not within an eviction")
+def _no_admission_within(s: State, _: ev.Admission) -> Broken | None:
+    """The scheduler does nothing else while it evicts from L1."""
+    return _between_steps(s, "an admission")
+
+
+@L1.guard(ev.LoadBackDecided, "not within an eviction")
+def _no_decision_within(s: State, _: ev.LoadBackDecided) -> Broken | None:
+    """The scheduler does nothing else while it evicts from L1."""
+    return _between_steps(s, "a load-back decision")
+
+
+@L1.guard(ev.LoadQueued, "not within an eviction")
+def _no_load_within(s: State, _: ev.LoadQueued) -> Broken | None:
+    """The scheduler does nothing else while it evicts from L1."""
+    return _between_steps(s, "a load-back")
+
+
+@L1.guard(ev.Released, "not within an eviction")
+def _no_release_within(s: State, _: ev.Released) -> Broken | None:
+    """The scheduler does nothing else while it evicts from L1."""
+    return _between_steps(s, "a release")
 
 
 # --- reset -------------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def _slots_are_taken(s: State, e: ev.HostAlloc, m: ft.Moment) -> None:
         s.states.taken(e, s.epoch, m)
         return
     s.host.count(e.available)
-    s.counted = e.seq
+    s.counted, s.emptied = e.seq, 0
     s.host.taken(e.slots, e.req)
     s.lost_while_copying(e.slots)
 
