@@ -11,6 +11,7 @@ from collections import Counter
 
 import pytest
 from journal_tools import journal_of, renumbered
+from soundness import sources
 from soundness.compare import compare
 from soundness.simulate import Habits, simulated
 from soundness.verdicts import read
@@ -18,7 +19,6 @@ from soundness.verdicts import read
 from kvwitness.patches.schema import events as ev
 from kvwitness.tracer.judgement import judge
 from kvwitness.tracer.model import Grade, Reason, RequestVerdict, Tier
-from soundness import sources
 
 RECORDED = list(read(sources.DIGESTED / "weights" / "disk-0.5.23-rust.kvwj.xz").events)
 

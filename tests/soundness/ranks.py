@@ -69,7 +69,7 @@ def of_another_server(rng: random.Random, seed: int, number: int) -> Group:
 
 
 def of_another_host(rng: random.Random, seed: int, number: int) -> Group:
-    """Rank 1 says that it is of another start, key, release or model. Another host is none: a group may span several."""
+    """Rank 1 says that it is of another start, key, release or model. (Another host is none: a group may span some.)"""
     first, second = pair(seed, number=number)
     name = rng.choice(("start", "key", "sglang", "arguments"))
     value: object = {"model_path": "models/another"} if name == "arguments" else "another"

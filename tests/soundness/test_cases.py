@@ -14,8 +14,9 @@ from kvwitness.tracer.judgement import judge
 from kvwitness.tracer.model import Grade, Tier
 from soundness.compare import compare, journal_as_read
 from soundness.oracle import Oracle, Recorded
-from soundness.run import bases, one
+from soundness.search import one
 from soundness.simulate import Server, simulated
+from soundness.sources import bases
 
 A = tuple(range(65))
 """64 tokens in four pages, and one that is always computed."""
@@ -111,6 +112,7 @@ def _after_a_refused_admission(rid: str) -> Server:
     number = s.req(rid)
     s.emit(ev.Queued, number, len(A), 0)
     s.digests(rid, A)
+    s.emit(ev.PrefixPoint, s.req(rid), len(A), (s.digest(A),))
     path = s.match(rid, A)
     s.make_room(64, ev.Cause.LOAD_BACK, (number,))
     slots = [slot for n in path for slot in n.slots or ()]
@@ -224,6 +226,7 @@ def test_matched_again_with_another_answer() -> None:
     number = s.req("b")
     s.emit(ev.Queued, number, len(A), 0)
     s.digests("b", A)
+    s.emit(ev.PrefixPoint, s.req("b"), len(A), (s.digest(A),))
     s.match("b", A)
     s.emit(ev.Admission, number, 0, 64, -1, 0)
     s.serve([("fill", FILL)])
