@@ -190,10 +190,17 @@ def every_rank_served_the_request(c: GroupClaim) -> Iterator[Why]:
 
 @GROUP
 def the_ranks_agree_on_the_order(c: GroupClaim) -> Iterator[Why]:
-    """What several ranks have, they have in the same order."""
-    orders = [[prompt for prompt, _ in member.order] for member in c.members]
-    for other in orders[1:]:
-        shared = Counter(orders[0]) & Counter(other)
-        equal = {p for p in shared if Counter(orders[0])[p] == Counter(other)[p]}
-        if [p for p in orders[0] if p in equal] != [p for p in other if p in equal]:
+    """What several ranks have, they have before this request on each of them, or behind it on each of them."""
+    own = c.at.order
+    for member in c.members:
+        twin = next(
+            (stay for stay in c.found.values() if stay is not None and any(s is stay for _, s in member.order)), None
+        )
+        if member is c.at or twin is None:
+            continue
+        counts, theirs = Counter(prompt for prompt, _ in own), Counter(prompt for prompt, _ in member.order)
+        equal = {prompt for prompt in counts if counts[prompt] == theirs[prompt]}
+        before = [p for p, s in own if p in equal and s.queued.seq < c.stay.use.first.queued.seq]
+        there = [p for p, s in member.order if p in equal and s.queued.seq < twin.use.first.queued.seq]
+        if Counter(before) != Counter(there):
             yield "the ranks have the requests in another order", c.stay.queued

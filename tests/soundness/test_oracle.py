@@ -471,7 +471,8 @@ def rank(events: Events, number: int, size: int = 2, process: dict[str, Any] | N
     ranks = {"tp_rank": number, "tp_size": size, "pp_rank": 0, "pp_size": 1, "attn_tp_size": size}
     told = facts(ev.FactKind.INSTANCE, lambda f: f.update(ranks=ranks, **more))(events)
     described = {"role": "scheduler", "sglang": "0.5.23", "arguments": {"model_path": "m"}, **(process or {})}
-    return renumbered([ev.Facts(0, 1, ev.FactKind.PROCESS, json.dumps(described)), *told])
+    rest = [e for e in told if not (isinstance(e, ev.Facts) and e.kind == ev.FactKind.PROCESS)]
+    return renumbered([ev.Facts(0, 1, ev.FactKind.PROCESS, json.dumps(described)), *rest])
 
 
 def together(*journals: Events, walls: Sequence[int] = (0, 0, 0)) -> str | None:
@@ -491,8 +492,9 @@ def test_ranks_of_one_start_confirm_together() -> None:
 def in_order(*rids: str) -> Events:
     server = Server(0, page=16, l1=96, l2=400, quiet=True)
     prompts = {"fill": tuple(range(1000, 1096)), "x": tuple(range(2000, 2017))}
-    for rid, tokens in (("a", PROMPT), *((rid, prompts[rid]) for rid in rids), ("c", (*PROMPT[:CELLS], 901))):
-        server.serve([(rid, tokens)])
+    prompts |= {"a": PROMPT, "c": (*PROMPT[:CELLS], 901)}
+    for rid in ("a", *rids):
+        server.serve([(rid, prompts[rid])])
     return server.events
 
 
@@ -529,7 +531,7 @@ GROUPED: list[tuple[str, set[str]]] = [
         ("every_rank_served_the_request", [rank(STORY, 0), rank(bent(ev.Text, at=3, text="z")(STORY), 1)], (0, 0)),
         (
             "the_ranks_agree_on_the_order",
-            [rank(in_order("fill", "x"), 0), rank(in_order("x", "fill"), 1)],
+            [rank(in_order("fill", "x", "c"), 0), rank(in_order("fill", "c", "x"), 1)],
             (0, 0),
         ),
     ],
