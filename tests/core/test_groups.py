@@ -230,10 +230,9 @@ def test_requests_that_cross_are_not_the_same() -> None:
 
 def test_the_same_id_with_another_prompt_is_not_the_same_request() -> None:
     changed = rank(1)
-    number = next(number for number, text in TEXTS.items() if text == C)
     events = [
-        dataclasses.replace(event, digests=tuple(bytes(len(d)) for d in event.digests))
-        if isinstance(event, ev.PrefixPoint) and event.req == number
+        dataclasses.replace(event, digests=tuple(bytes(byte ^ 1 for byte in digest) for digest in event.digests))
+        if isinstance(event, ev.PrefixDigests | ev.PrefixPoint)
         else event
         for event in changed.events
     ]

@@ -186,7 +186,7 @@ def test_what_is_left_of_another_process_does_not_count(sglang: Path) -> None:
     assert mine == start_id(left) == left[INHERITED].split(":")[0]
     found, pid, since = left[INHERITED].split(":")
     for text in (
-        f"{found}:{os.getppid()}:{since}",
+        f"{found}:{os.getppid()}:{int(since) + 1}",
         f"{found}:{pid}:{int(since) + 1}",
         f"{found}:1:0",
         f"{found}:{pid}",

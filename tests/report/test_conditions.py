@@ -27,7 +27,7 @@ def test_which_start_host_and_key_it_was_is_no_condition(tmp_path: Path) -> None
         (path,) = (tmp_path / name).glob("*.kvwj")
         found.append(derive(read_journal(path)))
     one, other = found
-    told, also = one.facts["process"], other.facts["process"]
-    assert told["start"] != also["start"] and told["key"] != also["key"]
+    told, also = one.facts.process, other.facts.process
+    assert told is not None and also is not None and told.start != also.start and told.key != also.key
     assert differences(conditions_of({}, [one]), conditions_of({}, [other])) == ()
     assert instance_conditions(one)["instance.process.arguments.page_size"] == "16"

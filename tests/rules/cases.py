@@ -158,7 +158,15 @@ def search() -> dict[str, Case]:
             for guard in names & wanted:
                 if guard not in found or found[guard][0] > len(names):
                     found[guard] = len(names), case
-    return {guard: case for guard, (_, case) in sorted(found.items())}
+        keep({guard: case for guard, (_, case) in sorted(found.items())})
+        if found.keys() == wanted:
+            break
+    return kept()
+
+
+def keep(cases: dict[str, Case]) -> None:
+    """Write the cases down."""
+    KEPT.write_text(json.dumps({guard: dataclasses.asdict(case) for guard, case in cases.items()}, indent=1), "utf-8")
 
 
 def kept() -> dict[str, Case]:
@@ -168,7 +176,4 @@ def kept() -> dict[str, Case]:
 
 if __name__ == "__main__":
     cases = search()
-    KEPT.write_text(json.dumps({guard: dataclasses.asdict(case) for guard, case in cases.items()}, indent=1), "utf-8")
-    for rule in MODEL.guards:
-        if rule.name not in cases:
-            print(rule.name)
+    print(*(rule.name for rule in MODEL.guards if rule.name not in cases), sep="\n")

@@ -416,7 +416,6 @@ class Relations:
                     running.clear()
                     digests.clear()
                     nodes.clear()
-                    stack.clear()
 
     def _write(self, seq: int, slots: tuple[ev.Run, ...], copy: Copy, start: int, pages: list[int]) -> None:
         whole = set(pages)

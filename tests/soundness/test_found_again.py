@@ -162,7 +162,9 @@ def test_a_backup_is_of_the_prefix_whose_insert_leads_to_its_node(inserted: bool
 def test_corruption_is_no_more_certain_than_the_read_itself() -> None:
     """The server attributes the tokens otherwise: the page differs, and the claim is not made."""
     events = [
-        dataclasses.replace(e, cached_host=e.cached_host - 16) if isinstance(e, ev.Released) and e.cached_host else e
+        dataclasses.replace(e, cached_host=e.cached_host - 16, cached_device=e.cached_device + 16)
+        if isinstance(e, ev.Released) and e.cached_host
+        else e
         for e in recorded("byte-flip-0.5.23-rust.kvwj.xz")
     ]
     c = judged(events)[-1]
