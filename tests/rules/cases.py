@@ -46,6 +46,9 @@ RECORDED = (
     "soundness/data/storage/timeout-0.5.17-hiradix.kvwj.xz",
     "soundness/data/storage/admin-0.5.23-rust.kvwj.xz",
     "soundness/data/weights/disk-0.5.23-rust.kvwj.xz",
+    "fixtures/gpu-digest/unified/scheduler-1-1.kvwj.xz",
+    "outside/data/0.5.10.post1.kvwj.xz",
+    "rules/data/live-attached-0.5.17.kvwj.xz",
 )
 """One record of every generation, and of every way in."""
 SIMULATED: dict[str, dict[str, Any]] = {
@@ -82,10 +85,10 @@ class Case:
 
     record: str
     do: str
-    """``field``, ``drop``, ``repeat`` or ``move``."""
+    """``field``, ``set``, ``drop``, ``repeat`` or ``move``."""
     index: int
     what: str = ""
-    """The field and the mutator, or by how many events it is moved."""
+    """The field and the mutator, the field that becomes -7, or by how many events it is moved."""
 
     def made(self) -> Events:
         """The record with the change."""
@@ -96,6 +99,9 @@ class Case:
                     return events
             raise LookupError(self)
         events = list(base)
+        if self.do == "set":
+            events[self.index] = dataclasses.replace(events[self.index], **{self.what: -7})
+            return events
         if self.do == "drop":
             del events[self.index]
         elif self.do == "repeat":
@@ -120,48 +126,44 @@ def broken(events: Sequence[ev.Event], rules: Rules = MODEL) -> set[str]:
     return {one.rule for one in derive(journal_as_read(events), rules=rules).contradictions}
 
 
-def _changes(name: str, rng: random.Random, share: float) -> Iterator[Case]:
+def _mutants(name: str, indexes: Sequence[int], rng: random.Random, share: float) -> Iterator[tuple[Case, Events]]:
     base = record(name)
-    for _, change in single_field_mutants(base, elements=3):
-        if change.field not in ("seq", "t_ns") and rng.random() < share:
-            yield Case(name, "field", change.index, f"{change.path} {change.mutator}")
-    for index in range(len(base)):
-        if rng.random() < share:
-            yield Case(name, "drop", index)
-        for by in (1, 4, 15):
-            if rng.random() < share:
-                yield Case(name, "repeat", index, str(by))
-        for by in (-20, -6, -1, 1, 3, 10, 40):
-            if rng.random() < share:
-                yield Case(name, "move", index, str(by))
-
-
-def _mutants(name: str, rng: random.Random, share: float) -> Iterator[tuple[Case, Events]]:
-    base = record(name)
-    for events, change in single_field_mutants(base, elements=3):
+    for events, change in single_field_mutants(base, elements=3, only=indexes):
         if change.field not in ("seq", "t_ns") and rng.random() < share:
             yield Case(name, "field", change.index, f"{change.path} {change.mutator}"), events
-    for case in _changes(name, rng, share):
-        if case.do != "field":
-            yield case, case.made()
+    for index in indexes:
+        todo = [Case(name, "drop", index)]
+        numbers = [field.name for field in dataclasses.fields(base[index]) if field.type == "int"][2:]
+        todo += [Case(name, "set", index, field) for field in numbers]
+        todo += [Case(name, "repeat", index, str(by)) for by in (1, 4, 15)]
+        todo += [Case(name, "move", index, str(by)) for by in (-20, -6, -1, 1, 3, 10, 40)]
+        for case in todo:
+            if rng.random() < share:
+                yield case, case.made()
 
 
 def search() -> dict[str, Case]:
-    """A case for each guard, as far as one is found; the one that breaks the fewest others."""
+    """A case for each guard, as far as one is found: of those that were tried the one that breaks the fewest others.
+
+    First a share of all changes, then for what is left every change of the events that the guard is about.
+    """
     rng = random.Random(1)
     found: dict[str, tuple[int, Case]] = {}
     wanted = {rule.name for rule in MODEL.guards}
-    for name in track(records(), "Looking for cases", console=Console(stderr=True)):
-        share = 0.12 if name in RECORDED else 0.05
-        for case, events in _mutants(name, rng, share):
+
+    def look(name: str, indexes: Sequence[int], share: float) -> None:
+        for case, events in _mutants(name, indexes, rng, share):
             names = broken(events)
             for guard in names & wanted:
                 if guard not in found or found[guard][0] > len(names):
                     found[guard] = len(names), case
-        keep({guard: case for guard, (_, case) in sorted(found.items())})
-        if found.keys() == wanted:
-            break
-    return kept()
+
+    for name in track(records(), "Looking for cases", console=Console(stderr=True)):
+        look(name, range(len(record(name))), 0.02)
+    for name in track(records(), "Looking closer", console=Console(stderr=True)):
+        kinds = {guard.partition(":")[0] for guard in wanted - found.keys()}
+        look(name, [at for at, event in enumerate(record(name)) if type(event).__name__ in kinds][:40], 1.0)
+    return {guard: case for guard, (_, case) in sorted(found.items())}
 
 
 def keep(cases: dict[str, Case]) -> None:
@@ -176,4 +178,5 @@ def kept() -> dict[str, Case]:
 
 if __name__ == "__main__":
     cases = search()
+    keep(cases)
     print(*(rule.name for rule in MODEL.guards if rule.name not in cases), sep="\n")
