@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 from kvwitness.patches.schema.events import Run
@@ -79,13 +78,13 @@ class HostView:
 
     def whole(self, runs: tuple[Run, ...]) -> bool:
         """Whether slots are whole pages, as the pool gives them out, each once, and no more than it can have."""
-        page = self.page
-        if sum(run.length for run in runs) > _MOST:
-            return False
-        if any(run.start < 0 or run.length < 1 or run.start % page or run.length % page for run in runs):
-            return False
-        ordered = sorted(runs)
-        return all(a.start + a.length <= b.start for a, b in pairwise(ordered))
+        page, total, end = self.page, 0, 0
+        for start, length in sorted(runs):
+            if start < end or length < 1 or start % page or length % page:
+                return False
+            end = start + length
+            total += length
+        return total <= _MOST
 
     def beyond(self, runs: tuple[Run, ...], size: int | None) -> bool:
         """Whether slots lie outside a pool of ``size`` slots."""
