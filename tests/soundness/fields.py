@@ -325,7 +325,9 @@ def _candidates(known: Values, at: int, place: Place, value: Any) -> Iterator[tu
     else:
         yield from _text(value)
     for mutator, new in (("another's", known.anothers(at, place, value)), ("earlier", known.earlier(at, place, value))):
-        if new is not ABSENT and (isinstance(event, ev.Facts) or _fits(type(event), place, new)):
+        # Fields of one name can be of two types: how many nodes there are, and which.
+        alike = isinstance(event, ev.Facts) or (type(new) is type(value) and _fits(type(event), place, new))
+        if new is not ABSENT and alike:
             yield mutator, new
 
 

@@ -85,6 +85,15 @@ def test_the_mutators_of_a_field() -> None:
     assert known.anothers(at, ("node",), 3) == 4
 
 
+def test_a_value_of_another_type_is_no_value_of_a_field() -> None:
+    """Two events have a field ``nodes``: which ones, and how many."""
+    events = [ev.SnapshotEnd(1, 1, 4, 64, 64, 1), ev.TransferStarted(2, 2, 1, 1, 64, 64, 0, (7,))]
+    for mutant_events, change in single_field_mutants(events):
+        assert type(mutant_events[change.index]) is type(events[change.index])
+        for event in mutant_events:
+            encode_event(event)
+
+
 def test_the_names_of_fields_and_leaves() -> None:
     assert fields_of(ev.LoadQueued)[-3:] == ("slots", "slots[].start", "slots[].length")
     assert fields_of(ev.EvictBegin)[-2:] == ("reqs", "reqs[]")
