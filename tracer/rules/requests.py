@@ -299,9 +299,12 @@ def _ends_within(s: State, e: ev.Admission) -> str | None:
 
 @REQUESTS.guard(ev.Admission, "knows the load-back")
 def _knows_the_load_back(s: State, e: ev.Admission) -> str | None:
-    """The load-back that the request counts is the one that was decided (releases that do not count it say 0)."""
+    """The load-back that the request counts is the one that was decided (releases that do not count it say 0).
+
+    A request that was retracted keeps the count of its attempt before.
+    """
     request = s.request(e.req)
-    if request is None or not e.host_loaded or e.host_loaded == request.loaded:
+    if request is None or request.attempt > 1 or not e.host_loaded or e.host_loaded == request.loaded:
         return None
     return f"request {request.rid} counts {e.host_loaded} loaded tokens, {request.loaded} were"
 
