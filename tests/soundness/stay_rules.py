@@ -211,7 +211,9 @@ def nothing_comes_after_the_end(s: Stay) -> Iterator[Doubt]:
         probe = isinstance(e, ev.Matched) and e.purpose == ev.MatchPurpose.OTHER
         if over is not None and isinstance(e, LATE) and not probe:
             yield e.seq, f"{type(e).__name__} after the request had ended"
-        if isinstance(e, ev.Released | ev.AbortedInQueue):
+        passes = [p for p in s.of(ev.Prefill) if p.seq < e.seq]
+        # Between two chunks it waits as well, and gives its row back after it was aborted.
+        if isinstance(e, ev.Released) or (isinstance(e, ev.AbortedInQueue) and not passes):
             over = e
-        if isinstance(e, ev.AbortedInQueue) and s.of(ev.Prefill) and s.of(ev.Prefill)[0].seq < e.seq:
+        if isinstance(e, ev.AbortedInQueue) and passes and passes[-1].last:
             yield e.seq, "aborted in the queue, and computed before"

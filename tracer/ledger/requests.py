@@ -91,6 +91,11 @@ class OpenRequest:
         """It is in the queue: not admitted, not given back."""
         return self.admitted is None and self.released is None
 
+    @property
+    def between_chunks(self) -> bool:
+        """A pass of it was launched, and not its last one."""
+        return self.released is None and bool(self.chunks) and not self.chunks[-1].last
+
     def touched(self, moment: Moment) -> None:
         """Something happens to it. After its end that is about another request, and nobody knows what else is."""
         self.shared_id = self.shared_id or self.released is not None

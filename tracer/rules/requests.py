@@ -536,17 +536,18 @@ def _told(tokens: int) -> int | None:
 
 @REQUESTS.guard(ev.AbortedInQueue, "waits")
 def _aborted_while_waiting(s: State, e: ev.AbortedInQueue) -> str | None:
-    """What is aborted in the queue is there: not admitted, not given back."""
+    """What is aborted in the queue waits there: not admitted, or between two chunks of its prefill; not given back."""
     request = s.request(e.req)
-    if request is None or request.waits:
+    if request is None or request.waits or request.between_chunks:
         return None
     return f"request {request.rid} was aborted in the queue, and was not there"
 
 
 @REQUESTS.effect(ev.AbortedInQueue)
 def _it_never_ran(s: State, e: ev.AbortedInQueue, m: ft.Moment) -> None:
-    """Nothing is computed for it."""
+    """Nothing more is computed for it. What was admitted gives its row back after that."""
     request = s.request(e.req)
     if request is not None:
         request.touched(m)
-        s.requests.end(request, ev.ReleaseState.ABORTED, m)
+        if not request.between_chunks:
+            s.requests.end(request, ev.ReleaseState.ABORTED, m)
