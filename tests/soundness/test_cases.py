@@ -306,3 +306,28 @@ def test_the_truth_of_a_simulated_server(seed: int, stored: bool) -> None:
 def test_mutants_are_the_same_on_every_run() -> None:
     base = bases(1)["simulated-0"]
     assert one("simulated-0", base, 5, 7) == one("simulated-0", base, 5, 7)
+
+
+@pytest.mark.parametrize("released", [True, False])
+def test_aborted_between_two_chunks(released: bool) -> None:
+    """SGLang aborts it in the queue, and it gives its row back after that: no contradiction, and nothing served."""
+    s = server()
+    s.serve([("a", A)])
+    number = s.req("b")
+    prompt = (*A[:64], *range(500, 540))
+    s.emit(ev.Queued, number, len(prompt), 0)
+    s.digests("b", prompt)
+    s.emit(ev.PrefixPoint, number, len(prompt), (s.digest(prompt),))
+    s.match("b", prompt)
+    s.emit(ev.Admission, number, 1, 64, 80, 0)
+    s.emit(ev.Prefill, number, 9, 64, 80, 0)
+    s.emit(ev.PrefillDone, number, 9, 0)
+    s.emit(ev.AbortedInQueue, number)
+    if released:
+        s.emit(ev.Released, number, ev.ReleaseState.ABORTED, 0, 64, 64, 0, 0)
+    assert judge([journal_as_read(s.events)]).instances[0].contradictions == ()
+    assert confirmed(s.events) == set()
+    s.emit(ev.Prefill, number, 12, 80, len(prompt), 1)
+    s.emit(ev.PrefillDone, number, 12, 1)
+    s.emit(ev.Released, number, ev.ReleaseState.FINISHED, 1, 64, 64, 0, 0)
+    assert not any(rid == "b" for rid, *_ in confirmed(s.events))

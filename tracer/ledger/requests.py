@@ -219,7 +219,8 @@ class Requests:
     def end(self, request: OpenRequest, state: int, moment: Moment) -> None:
         """It gave its row back, or was aborted before it had one."""
         if request.released is None:
-            request.released, request.state = moment, state
+            # What was aborted between two chunks stays so, whatever its release says.
+            request.released, request.state = moment, request.state or state
         self._running.pop(request.queued.seq, None)
         self._let_go(request)
 

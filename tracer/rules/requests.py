@@ -549,5 +549,7 @@ def _it_never_ran(s: State, e: ev.AbortedInQueue, m: ft.Moment) -> None:
     request = s.request(e.req)
     if request is not None:
         request.touched(m)
-        if not request.between_chunks:
+        if request.between_chunks:
+            request.state = ev.ReleaseState.ABORTED
+        else:
             s.requests.end(request, ev.ReleaseState.ABORTED, m)
