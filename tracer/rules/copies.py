@@ -312,15 +312,19 @@ def _a_pass_waited(s: State, e: ev.LoadWaited, m: ft.Moment) -> None:
 # --- content -----------------------------------------------------------------------------------------
 
 
-@COPIES.guard(ev.BackupDigested, "is of a page of the copy", content=True)
-def _digested_page_out(s: State, e: ev.BackupDigested) -> str | None:
-    """The page is one of those that the transfer copies, and every layer has a digest."""
+def _digested(s: State, e: ev.BackupDigested | ev.LoadDigested) -> str | None:
     layers = s.told.instance.layers
     if layers is not None and len(e.digests) != layers:
         return f"a page was digested in {len(e.digests)} layers of {layers}"
     if e.transfer not in s.transfers.numbers or e.slot % s.told.page or e.slot < 0:
         return f"a page of transfer {e.transfer} was digested that it does not copy"
     return None
+
+
+@COPIES.guard(ev.BackupDigested, "is of a page of the copy", also="transfer slot digests", content=True)
+def _digested_page_out(s: State, e: ev.BackupDigested) -> str | None:
+    """The page is one of those that the transfer copies, and every layer has a digest."""
+    return _digested(s, e)
 
 
 @COPIES.effect(ev.BackupDigested, also="digests")
@@ -329,15 +333,10 @@ def _bytes_that_went_out(s: State, e: ev.BackupDigested, m: ft.Moment) -> None:
     s.pages.backed_up(e, m)
 
 
-@COPIES.guard(ev.LoadDigested, "is of a page of the copy", content=True)
+@COPIES.guard(ev.LoadDigested, "is of a page of the copy", also="transfer slot digests", content=True)
 def _digested_page_back(s: State, e: ev.LoadDigested) -> str | None:
     """The page is one of those that the transfer copied, and every layer has a digest."""
-    layers = s.told.instance.layers
-    if layers is not None and len(e.digests) != layers:
-        return f"a page was digested in {len(e.digests)} layers of {layers}"
-    if e.transfer not in s.transfers.numbers or e.slot % s.told.page or e.slot < 0:
-        return f"a page of transfer {e.transfer} was digested that it does not copy"
-    return None
+    return _digested(s, e)
 
 
 @COPIES.effect(ev.LoadDigested, also="digests")
